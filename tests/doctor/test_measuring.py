@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import memload
 from memload.bench import stages
@@ -206,27 +206,62 @@ def test_no_stage_begins_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch
     assert runner.measure(Stage("stage 0", group[0].prepare), kind="loader") == 10  # as before
 
 
-@pytest.mark.parametrize(
-    ("in_ram", "samples_ms", "bound"),
-    [(0.0, 2.0, "disk"), (0.0, 90.0, "samples"), (1.0, 2.0, "samples")],
-    ids=["waits for a cold disk", "works on cold rows", "warm"],
-)
-def test_what_a_dataloader_waits_for_a_cold_disk_is_not_its_own_time(
-    output: Path,
-    use_table: Use,
-    monkeypatch: pytest.MonkeyPatch,
-    in_ram: float,
-    samples_ms: float,
-    bound: str,
+@pytest.mark.parametrize(("in_ram", "bound"), [(0.0, "disk"), (1.0, "model")])
+def test_what_a_dataloader_waits_for_a_cold_disk_is_told(
+    output: Path, use_table: Use, monkeypatch: pytest.MonkeyPatch, in_ram: float, bound: str
 ) -> None:
-    table = {"DataLoader, num_workers=0": 100, "reading and collating samples": samples_ms}
-    use_table({**table, "reading the disk, random rows": 70}, 4)
+    use_table({"DataLoader, num_workers=1": 2, "reading the disk, random rows": 70}, 4)
     monkeypatch.setattr(data_checks, "share_in_ram", lambda address, size: in_ram)
-    loader = DataLoader(memload.MemmapDataset(output), 4)
+    loader = DataLoader(memload.MemmapDataset(output), 4, num_workers=1)
     found = memload.diagnose(loader, step_ms=20)
     assert found.verdict.bound == bound
-    assert found.verdict.data_ms == pytest.approx(100)
-    assert found.times.batch == pytest.approx(2 if bound == "disk" else 100)
+    assert found.verdict.data_ms == pytest.approx(70 if bound == "disk" else 2)
+    assert found.times.batch == pytest.approx(2)
+
+
+class Recording(Dataset[Any]):
+    """A data set over another one that notes which samples it was asked for, in their order."""
+
+    def __init__(self, dataset: memload.MemmapDataset) -> None:
+        self.dataset, self.asked = dataset, list[int]()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked.append(index)
+        return self.dataset[index]
+
+
+@pytest.mark.parametrize("limit", ["bytes", "seconds"])
+def test_a_dataloader_is_measured_on_the_first_samples_of_its_sampler_once_they_are_in_ram(
+    output: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    if limit == "bytes":
+        monkeypatch.setattr(dataloader_measurer, "_SAMPLE_BYTES", 3 * 16 * 16 * 3)
+    else:
+        monkeypatch.setattr(dataloader_measurer, "_WARMING_SECONDS", -1)
+    monkeypatch.setattr(stages, "SECONDS", 0)
+    monkeypatch.setattr(disk, "_SECONDS", 0)
+    dataset = Recording(memload.MemmapDataset(output))
+    found = memload.diagnose(DataLoader(dataset, 4, sampler=range(11, -1, -1)))
+    assert found.batch_size == 4
+    first = [11, 10, 9] if limit == "bytes" else [11]
+    assert dataset.asked[: len(first)] == first
+    assert set(dataset.asked) == set(first)
+
+
+def test_samplers_that_can_be_used_once_or_have_no_length_will_do(
+    output: Path, use_table: Use
+) -> None:
+    use_table({}, 4)
+    dataset = memload.MemmapDataset(output)
+    for loader in (
+        DataLoader(dataset, 4, sampler=iter(range(12))),
+        DataLoader(dataset, batch_sampler=iter([[0, 1, 2, 3], [4]])),
+    ):
+        found = memload.diagnose(loader, step_ms=54)
+        assert (found.batch_size, found.verdict.wait_ms) == (4, pytest.approx(10))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +329,7 @@ def test_a_batch_of_a_dataloader_takes_what_an_epoch_takes_divided_by_its_batche
 ) -> None:
     loader: Any = Arrivals(seconds, num_workers)
     monkeypatch.setattr(dataloader_measurer, "time", loader)
-    found = dataloader_measurer._batch_ms(loader, workers_persist=persist)
+    found = dataloader_measurer._batch_ms(loader, epoch=len(seconds), workers_persist=persist)
     assert found == pytest.approx(ms, abs=0.01)
 
 
