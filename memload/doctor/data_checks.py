@@ -32,8 +32,7 @@ from memload.wording import counted, shape_text, size_text
 
 #: Random rows whose pages are looked at: they tell the share in RAM to 1 or 2 %.
 _ROWS_LOOKED_AT = 2000
-#: The feeds that can be asked for by name.
-_FEEDS = [feed for feed in FEEDS if feed != "auto"]
+_FEEDS_ON_GPU = [feed for feed in FEEDS if feed not in ("auto", "cpu")]
 #: File systems on the network.
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "beegfs", "9p")
 _IN_RAM = ("tmpfs", "ramfs")
@@ -147,15 +146,15 @@ def feed_check(
     Each is created for one sample, and it is computed whether all samples have room. ``names`` are
     the arrays and columns that a batch has. Without a data set, what the feeds need is looked at.
     """
-    is_on_cpu = device.type == "cpu"
-    feeds = [feed for feed in _FEEDS if feed != "cpu" or is_on_cpu]
+    feeds = ["cpu"] if device.type == "cpu" else _FEEDS_ON_GPU
     reasons = {feed: _why_not(feed, device, dataset, names) for feed in feeds}
     usable = ", ".join(feed for feed, reason in reasons.items() if not reason)
-    if is_on_cpu:  # then all others have the same reason
-        others = ", ".join(feed for feed, reason in reasons.items() if reason)
-        return Check("feeds", "ok", f"usable: {usable}; {others} need a GPU")
     refused = [f"{feed}: {reason}" for feed, reason in reasons.items() if reason]
-    finding = "; ".join([f"usable: {usable}", *refused])
+    finding = "; ".join([f"usable: {usable or 'none'}", *refused])
+    if device.type == "cpu":
+        finding += f"; {', '.join(_FEEDS_ON_GPU)} need a GPU"
+    if not usable:
+        return Check("feeds", "bad", finding)
     return Check("feeds", "note" if refused else "ok", finding)
 
 
@@ -165,9 +164,9 @@ def _why_not(
     """Return why a feed cannot be used; empty if it can."""
     try:
         _try_feed(feed, device, None if dataset is None else dataset.subset([0]))
+        return "" if dataset is None else _why_no_room(feed, device, samples_of(dataset, names))
     except (MemloadError, RuntimeError, OSError) as error:
-        return str(error).splitlines()[0]
-    return "" if dataset is None else _why_no_room(feed, device, samples_of(dataset, names))
+        return str(error).splitlines()[0].removeprefix(f"feed={feed!r}: ").removesuffix(".")
 
 
 def _why_no_room(feed: str, device: torch.device, samples: Samples) -> str:

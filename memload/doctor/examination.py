@@ -13,7 +13,7 @@ from memload.building.status import build_status
 from memload.doctor.checks import Check
 from memload.doctor.machine_checks import machine_checks
 from memload.doctor.report import Diagnosis
-from memload.errors import FormatError, MissingError
+from memload.errors import FormatError, MemloadError, MissingError
 
 
 def examine(
@@ -30,7 +30,7 @@ def examine(
     checks = machine_checks()
     if any(check.subject == "torch" and check.mark == "bad" for check in checks):
         return Diagnosis(checks)
-    from memload.doctor.data_checks import feed_check
+    from memload.doctor.data_checks import data_checks, feed_check
     from memload.doctor.diagnosis import diagnose_loader
     from memload.reading.dataset import MemmapDataset
     from memload.reading.streams import find_device
@@ -46,13 +46,13 @@ def examine(
         return Diagnosis([*checks, Check("data set", "bad", finding, "Build it from images")])
     if batch_size > len(dataset):
         checks.append(_small_batches(batch_size, len(dataset)))
-    loader = _training_loader(dataset, batch_size)
     before_measuring()
     try:
-        return diagnose_loader(loader, step_ms, checks)
-    except (RuntimeError, MemoryError) as error:  # such as too little memory on the GPU
-        finding = (str(error) or type(error).__name__).splitlines()[0]
-        return Diagnosis([*checks, Check("measuring", "bad", finding)])
+        return diagnose_loader(_training_loader(dataset, batch_size), step_ms, checks)
+    except (MemloadError, RuntimeError, MemoryError, OSError) as error:
+        failed = _failed(path, error)
+        feeds = feed_check(find_device(None), dataset, dataset.sample_names)
+        return Diagnosis([*checks, *data_checks(dataset), feeds, failed])
 
 
 def _training_loader(dataset: Any, batch_size: int) -> Any:
@@ -74,6 +74,14 @@ def _small_batches(batch_size: int, samples: int) -> Check:
     finding = f"a batch has {samples} samples, since there are no more, and not {batch_size}"
     remedy = f"Say --batch-size {samples}, and --step-ms for that"
     return Check("batch size", "note", finding, remedy)
+
+
+def _failed(path: str, error: Exception) -> Check:
+    """Return the check of a measurement that failed, such as for want of memory on the GPU."""
+    if isinstance(error, OSError) and not isinstance(error, MemloadError):
+        finding = f"{path} cannot be read: {error.strerror or error}"
+        return Check("measuring", "bad", finding, "Look for errors of the disk with dmesg")
+    return Check("measuring", "bad", (str(error) or type(error).__name__).splitlines()[0])
 
 
 def _unusable(path: str, error: Exception) -> Check:

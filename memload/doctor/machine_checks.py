@@ -58,7 +58,12 @@ def _load() -> Check:
     finding = f"{load:.1f} processes wanted a core of {cores} in the last minute"
     if load < _BUSY * cores:
         return Check("load", "ok", finding)
-    return Check("load", "note", finding, "End other processes, or what is measured is too slow")
+    return Check(
+        "load",
+        "note",
+        finding,
+        "End other processes: while they run, everything measures slower than it is",
+    )
 
 
 def _memory(root: Path) -> Check:
@@ -89,11 +94,7 @@ def _torch(torch: Any) -> Check:
 
 def _cuda(torch: Any) -> Check:
     if not isinstance(torch, Exception) and torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        count = torch.cuda.device_count()
-        others = f", one of {count}" if count > 1 else ""
-        name = torch.cuda.get_device_name()
-        return Check("GPU", "ok", f"{name}{others}: {size_text(free)} free of {size_text(total)}")
+        return _gpu(torch.cuda)
     if not _NVIDIA_DRIVER.exists():
         return Check("GPU", "ok", "none: batches stay in the memory of the CPU")
     if getattr(getattr(torch, "version", None), "cuda", None):
@@ -101,6 +102,17 @@ def _cuda(torch: Any) -> Check:
     else:
         remedy = "Install torch with CUDA: see pytorch.org"
     return Check("GPU", "bad", "NVIDIA's driver is loaded, but torch finds no GPU", remedy)
+
+
+def _gpu(cuda: Any) -> Check:
+    count = cuda.device_count()
+    name = cuda.get_device_name() + (f", one of {count}" if count > 1 else "")
+    try:
+        free, total = cuda.mem_get_info()
+    except RuntimeError as error:  # it may be full, or lent to one process alone
+        finding = f"{name}: cannot be used: {str(error).splitlines()[0]}"
+        return Check("GPU", "bad", finding, "Look for other processes on it with nvidia-smi")
+    return Check("GPU", "ok", f"{name}: {size_text(free)} free of {size_text(total)}")
 
 
 def _cuda_bindings(has_gpu: bool) -> Check:

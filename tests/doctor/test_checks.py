@@ -17,6 +17,7 @@ from memload.building import file_systems
 from memload.cli import main
 from memload.doctor import data_checks, machine_checks
 from memload.doctor.checks import Check
+from memload.errors import FeedError
 from memload.machine import core_limit
 from memload.storage.index import Index
 from memload.storage.mapping import address_of, map_shared, share_in_ram
@@ -100,6 +101,24 @@ def test_a_driver_without_a_gpu_in_torch_is_broken(
     gpu = found_by(machine_checks.machine_checks(), "GPU")
     assert (gpu.mark, gpu.finding) == ("bad", "NVIDIA's driver is loaded, but torch finds no GPU")
     assert gpu.remedy
+
+
+def test_a_gpu_that_is_full_or_lent_to_another_process_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nmore")
+
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        get_device_name=lambda: "H100",
+        mem_get_info=fail,
+    )
+    gpu = machine_checks._cuda(SimpleNamespace(cuda=cuda))
+    assert (gpu.mark, gpu.remedy) == ("bad", "Look for other processes on it with nvidia-smi")
+    assert gpu.finding.startswith("H100, one of 2: cannot be used: CUDA error: ")
+    assert gpu.finding.endswith("is/are busy or unavailable")
 
 
 def test_a_missing_compiler_matters_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +209,20 @@ def test_feeds_are_usable_or_there_is_a_reason(make_dataset: Make) -> None:
     for one in (None, dataset):
         check = data_checks.feed_check(torch.device("cpu"), one)
         assert check.finding == "usable: cpu; resident, dma, uva, disk, pinned need a GPU"
+
+
+def test_a_feed_that_cannot_be_created_is_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(feed: str, *arguments: object) -> None:
+        if feed != "pinned":
+            raise FeedError(f"feed={feed!r}: it needs a driver. Install one.")
+
+    monkeypatch.setattr(data_checks, "_try_feed", fail)
+    on_gpu = data_checks.feed_check(torch.device("cuda", 0))
+    assert on_gpu.mark == "note"
+    assert on_gpu.finding.startswith("usable: pinned; resident: it needs a driver. Install one; ")
+    on_cpu = data_checks.feed_check(torch.device("cpu"))
+    assert on_cpu.mark == "bad"
+    assert on_cpu.finding.startswith("usable: none; cpu: it needs a driver. Install one; resident,")
 
 
 def test_a_feed_that_has_no_memory_for_all_samples_is_not_usable(

@@ -19,6 +19,7 @@ import memload
 from memload.bench import direct, stages
 from memload.cli import main
 from memload.doctor import data_checks, disk, loader_measurer
+from memload.errors import MemloadError
 from memload.storage.file_reads import DirectFile
 from memload.storage.index import Index
 
@@ -242,16 +243,26 @@ def test_a_data_set_that_may_not_be_read_is_a_line_and_status_1(
     assert done.stdout.splitlines()[-1].endswith(f"{index} cannot be read: Permission denied.")
 
 
-def test_too_little_memory_is_a_line_and_status_1(
-    output: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "finding"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 3 GiB."), "CUDA out of"),
+        (OSError(errno.EIO, "Input/output error"), "cannot be read: Input/output error. Look for"),
+        (MemloadError("No thread can be started."), "No thread can be started."),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_measuring_that_fails_is_a_line_after_all_checks(
+    output: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, finding: str
 ) -> None:
     def fail(*arguments: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 3 GiB.")
+        raise error
 
     monkeypatch.setattr(loader_measurer, "disk_stage", fail)
     done = run_doctor(output, "--step-ms", 54)
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[-1].split("  ")[-1] == "CUDA out of memory."
+    assert subjects_of(done.stdout) == [*MACHINE, "batch size", *DATA, "measuring"]
+    assert finding in done.stdout.splitlines()[-1]
 
 
 class Counting(IterableDataset[int]):

@@ -141,6 +141,7 @@ def test_the_sentence_names_what_bounds_a_step_of_54_ms(
     verdict = judge(times, 54)
     assert (verdict.bound, verdict.sentence) == (bound, sentence)
     assert advice in verdict.remedy
+    assert verdict.note == ""  # slow settings are no sign of other processes
 
 
 def test_the_time_that_the_model_waits_is_what_the_data_takes_longer() -> None:
@@ -233,7 +234,7 @@ def test_a_trial_that_takes_much_longer_than_others_allow_contradicts_them() -> 
     assert outliers([two, Trial(1, 2, 1450)]) == [Trial(1, 2, 1450)]
     assert outliers([two, one, Trial(4, 2, 900)]) == [Trial(4, 2, 900)]
     assert outliers([Trial(2, 2, 1000), one, Trial(2, 4, 90)]) == [Trial(2, 2, 1000)]
-    assert outliers([Trial(0, 2, 1000), one]) == [Trial(0, 2, 1000)]
+    assert outliers([Trial(0, 2, 1001), one]) == [Trial(0, 2, 1001)]
 
 
 def test_a_wait_that_is_a_small_share_of_the_step_does_not_count() -> None:
