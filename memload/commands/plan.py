@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import os
 import shlex
 import signal
 import time
@@ -26,6 +27,9 @@ _OPTIONS_OF_BUILD: Final = [
     for option in build.params
     if isinstance(option, click.Option) and option.name not in _WITHOUT_EFFECT
 ]
+
+#: The endings of sources that may be several. What follows any other source is the output.
+_SEVERAL: Final = (".tar", ".parquet")
 
 
 class _PlanCommand(Command):
@@ -129,8 +133,8 @@ def _with_output(arguments: Sequence[str], options: dict[str, Any]) -> tuple[str
     if not arguments and not options["manifest"]:
         raise click.UsageError("Give SOURCE, such as a folder of images.")
     has_source = len(arguments) > 1 or options["manifest"]
-    if has_source and arguments and arguments[-1].endswith(".bin"):
-        return tuple(arguments)
+    if has_source and arguments and not arguments[-1].lower().endswith(_SEVERAL):
+        return tuple(arguments)  # if the output's name is wrong, that is found later
     from pathlib import Path  # which slows --help
 
     stems = itertools.chain(["out"], (f"out{number}" for number in itertools.count(2)))
@@ -147,15 +151,24 @@ def _command(arguments: Sequence[str], options: Sequence[str], *, overwrite: boo
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this as a Ctrl-C does, so that nothing is left behind."""
+    """Let SIGTERM and SIGHUP end this as a Ctrl-C does, so that nothing is left behind.
+
+    A signal that is ignored, as SIGHUP is after ``nohup``, stays so.
+    """
+    process = os.getpid()
 
     def end(number: int, frame: object) -> None:
-        signal.raise_signal(signal.SIGINT)  # which waits while workers are forked
+        if os.getpid() == process:  # or else it is a worker, which is ended by this process
+            # A shell lets SIGINT be ignored in what a script starts with "&".
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.raise_signal(signal.SIGINT)  # which waits while workers are forked
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, end) for number in numbers]
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, end)
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

@@ -21,6 +21,7 @@ from PIL import Image
 
 import memload
 from memload.cli import main
+from memload.commands.plan import _ended_by_signals
 from memload.planning import disk, gathering, measuring, prediction
 from memload.planning.disk import DiskRates
 
@@ -299,6 +300,30 @@ def test_a_plan_has_the_options_of_a_build(run: Run) -> None:
     )
     assert ours - those_of_build == {"--cores", "--ram", "--gpu-memory"}
     assert those_of_build - ours == {"--part", "--parts", "--lock-timeout", "--quiet"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(["images", "out.dat"], "out.dat"), (["--manifest", "table.csv", "out"], "out")],
+    ids=" ".join,
+)
+def test_an_output_that_is_no_bin_is_told(run: Run, arguments: list[str], name: str) -> None:
+    done = run("plan", *arguments)
+    assert done.status in (1, 2)
+    assert re.search(rf"\.bin.*\b{name}\b|\b{name}\b.*\.bin", done.err)
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_a_plan_unless_it_is_ignored(ignored: signal.Signals) -> None:
+    before = signal.signal(ignored, signal.SIG_IGN)
+    try:
+        with _ended_by_signals():
+            signal.raise_signal(ignored)  # as after nohup, or of a job that a script began with &
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(ignored, before)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.slow
