@@ -195,9 +195,9 @@ class LoaderMeasurer:
                 group = max(1, num_threads * prefetch_factor)
             with closing(_endless(loader)) as batches:
                 start = time.perf_counter()
-                first = self._steady_rate(batches, group)
+                first = self._steady_rate(batches, group, num_threads or 1)
                 is_slow = time.perf_counter() - start > _MAX_SECONDS
-                return first if is_slow else self._steady_rate(batches, group)
+                return first if is_slow else self._steady_rate(batches, group, num_threads or 1)
 
         name = f"Loader, feed {self.feed}"
         if num_threads is not None:
@@ -208,15 +208,18 @@ class LoaderMeasurer:
             name += ", no transform"
         return Stage(name, lambda: measurement)
 
-    def _steady_rate(self, batches: Generator[Any, None, None], group: int) -> float:
-        """Return images a second over whole groups of batches, or of what comes in 2 s."""
+    def _steady_rate(self, batches: Generator[Any, None, None], group: int, threads: int) -> float:
+        """Return images a second over whole groups of batches, or of what comes in 2 s.
+
+        Batches count if there are as many from each thread: these arrive at the same time.
+        """
         start = time.perf_counter()
         images, passed = 0, 0.0
         while not images or passed < stages.SECONDS:
-            for _ in range(group):
+            for number in range(1, group + 1):
                 images += len(next(batches)[0])
                 passed = time.perf_counter() - start
-                if passed > _MAX_SECONDS:
+                if passed > _MAX_SECONDS and number % threads == 0:
                     break
         self._setting.synchronize()
         return images / (time.perf_counter() - start)

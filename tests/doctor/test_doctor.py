@@ -137,6 +137,20 @@ def test_too_few_threads_are_found(output: Path) -> None:
     assert f"num_threads={found.num_threads}" in found.verdict.remedy
 
 
+def test_threads_are_compared_also_if_batches_take_long(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def very_slowly(images: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.1)
+        return images
+
+    monkeypatch.setattr(loader_measurer, "_MAX_SECONDS", 0)
+    loader = memload.Loader(output, 4, transform=very_slowly, num_threads=1)
+    found = memload.diagnose(loader, step_ms=80)
+    assert found.verdict.bound == "threads"
+    assert found.verdict.data_ms >= 100
+
+
 def test_a_loader_without_threads_lets_the_model_wait_for_all(output: Path) -> None:
     loader = memload.Loader(output, 4, transform=slowly, num_threads=0)
     found = memload.diagnose(loader, step_ms=20)
