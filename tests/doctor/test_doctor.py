@@ -258,19 +258,22 @@ def test_a_data_set_that_may_not_be_read_is_a_line_and_status_1(
 
 
 @pytest.mark.parametrize(
-    ("error", "finding"),
+    ("error", "arguments", "finding"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 3 GiB."), "CUDA out of"),
-        (OSError(errno.EIO, "Input/output error"), "cannot be read: Input/output error. Look for"),
-        (MemloadError("No thread can be started."), "No thread can be started."),
+        (torch.OutOfMemoryError, ["CUDA out of memory.\nTried to allocate 3 GiB."], "CUDA out of"),
+        (OSError, [errno.EIO, "Input/output error"], "be read: Input/output error. Look for"),
+        (MemloadError, ["No thread can be started."], "No thread can be started."),
     ],
-    ids=lambda one: type(one).__name__,
 )
 def test_measuring_that_fails_is_a_line_after_all_checks(
-    output: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, finding: str
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
+    arguments: list[Any],
+    finding: str,
 ) -> None:
-    def fail(*arguments: object) -> None:
-        raise error
+    def fail(*ignored: object) -> None:
+        raise error(*arguments)
 
     monkeypatch.setattr(loader_measurer, "disk_stage", fail)
     done = run_doctor(output, "--step-ms", 54)
