@@ -40,8 +40,9 @@ class Conversion:
     """What converting a sample took, and what came of it."""
 
     seconds_per_record: float  #: of all workers together, when they are at work
-    uncertainty: float  #: how far that may be from the mean of all records, as a share of it
-    start_seconds: float  #: until the first record is done, apart from its own time
+    num_workers: int  #: how many they were, since there may be too few groups for all of them
+    relative_error: float  #: how far the time may be from the mean of all records, as a share of it
+    start_seconds: float  #: until a worker begins its first record
     finish_seconds: float  #: for the index, and what else follows the last record
     records: int  #: of the sample
     rejected: int
@@ -103,12 +104,16 @@ def summary(
     finish_seconds: float,
 ) -> Conversion:
     """Return what the pieces of each chunk say, for workers that were started at some time."""
-    seconds, uncertainty = seconds_per_row(first, again, are_groups=sample.groups is not None)
+    are_groups = sample.groups is not None
+    chunks = _chunks_that_count(first, again)
+    workers = {piece.worker for piece in itertools.chain.from_iterable(chunks)}
+    busy = min(len(workers), max(1, num_workers))  # one that has died was replaced by another
     pieces = list(itertools.chain.from_iterable(first))
     rejects = dict(itertools.chain.from_iterable(piece.rejects for piece in pieces))
     return Conversion(
-        seconds_per_record=seconds / max(1, num_workers),
-        uncertainty=uncertainty,
+        seconds_per_record=_mean(_paces(chunks, are_groups=are_groups)) / busy,
+        num_workers=busy,
+        relative_error=_relative_error(_paces(first, are_groups=are_groups)),
         start_seconds=min(piece.begin for piece in pieces) - started,
         finish_seconds=finish_seconds,
         records=len(sample),
@@ -167,18 +172,19 @@ def _repeated(chunks: Sequence[Chunk], seconds: float) -> Iterator[Chunk]:
         yield chunk
 
 
-def seconds_per_row(
-    first: Sequence[Sequence[Piece]], again: Sequence[Sequence[Piece]], *, are_groups: bool
-) -> tuple[float, float]:
-    """Return the seconds that a worker takes for a row, and how far that may be off, as a share.
+def _chunks_that_count(
+    first: Sequence[Sequence[Piece]], again: Sequence[Sequence[Piece]]
+) -> Sequence[Sequence[Piece]]:
+    """Return what was done again, as it varies less, or what was done first.
 
-    What was done again varies less. It does not count if the files came from a disk the first time,
-    since they were in RAM then.
+    What was done again does not count if it is less than the sample. Nor does it if the files came
+    from a disk the first time, since they were in RAM then.
     """
     pieces = list(itertools.chain.from_iterable(first))
-    are_from_disk = sum(piece.blocks for piece in pieces) >= sum(piece.rows for piece in pieces)
-    once, more = (_paces(chunks, are_groups=are_groups) for chunks in (first, again))
-    return _mean(once if are_from_disk or not more else more), _uncertainty(once)
+    rows = sum(piece.rows for piece in pieces)
+    are_from_disk = sum(piece.blocks for piece in pieces) >= rows
+    is_less = sum(piece.rows for piece in itertools.chain.from_iterable(again)) < rows
+    return first if are_from_disk or is_less else again
 
 
 class _Pace(NamedTuple):
@@ -216,7 +222,7 @@ def _mean(paces: Sequence[_Pace]) -> float:
     return sum(pace.seconds for pace in paces) / sum(pace.rows for pace in paces)
 
 
-def _uncertainty(paces: Sequence[_Pace]) -> float:
+def _relative_error(paces: Sequence[_Pace]) -> float:
     """Return how far the mean of a sample may be from that of all records, as a share of it."""
     per_row = [pace.seconds / pace.rows for pace in paces]
     if len(per_row) < _LEAST_PIECES:

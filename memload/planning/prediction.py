@@ -24,7 +24,7 @@ from memload.building.writer import rows_per_shard, with_shards
 from memload.errors import BuildError, MemloadError
 from memload.machine import available_cores, available_memory, usable_cores
 from memload.planning.disk import DiskRates, measure_disk
-from memload.planning.duration import Duration, at_once, duration, uncertainty
+from memload.planning.duration import Duration, at_once, duration, range_factor
 from memload.planning.gathering import gathering_rate
 from memload.planning.measuring import Conversion, convert_sample
 from memload.planning.report import Plan
@@ -63,35 +63,37 @@ def predict(
 ) -> Plan:
     """Predict what `memload.build` will take and give, on this machine or on ``machine``.
 
-    ``options`` are those of `memload.build`, as its command has them. The source is listed, and a
-    sample of its records is converted into a folder that is removed again. ``announce`` is told so
-    before. ``seconds_so_far`` are those that this process, as one that builds, needed until now.
+    ``options`` are those of `memload.build`, after the command has parsed them. The source is
+    listed, and a sample of its records is converted into a folder that is removed again.
+    ``announce`` is told so before. ``seconds_so_far`` is what this process used before: mostly for
+    imports, which a build needs, too.
 
     Raises as `memload.build` does, before it converts anything. Only an ``output`` that exists is
     no error.
     """
     started = time.perf_counter()
     given_workers = options.pop("num_workers")
-    num_workers = available_cores() if given_workers is None else given_workers
     request = request_of(
         source,
         output,
-        num_workers=num_workers,
+        num_workers=available_cores() if given_workers is None else given_workers,
         source_options={"new_to": options.pop("new_to")},
         lock_timeout=0,
         progress=False,
         **options,
     )
     listing = _list_source(request)
-    begin_seconds = seconds_so_far + time.perf_counter() - started
-    sample = Sample(listing.source, num_workers)
+    listing_seconds = seconds_so_far + time.perf_counter() - started
+    sample = Sample(listing.source, request.num_workers)
     announce(f"Converting {len(sample):,} of {counted(len(listing.source), 'record')} …")
     measured = _measure(listing, sample)
+    # The build has its own number of workers, if it is for another machine.
+    num_workers = request.num_workers
     if given_workers is None and machine.cores is not None:
         num_workers = machine.cores
     num_workers = min(num_workers, len(listing.source))
-    needed = _duration(listing, measured, machine, num_workers, begin_seconds)
-    return _plan_of(listing, measured, machine, num_workers, needed)
+    build_time = _duration(listing, measured, machine, num_workers, listing_seconds)
+    return _plan_of(listing, measured, machine, num_workers, build_time)
 
 
 class _Listing(NamedTuple):
@@ -152,10 +154,10 @@ def _measure(listing: _Listing, sample: Sample) -> _Measured:
     """
     request, parent = listing.request, listing.request.output.parent
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    needed = len(sample) * listing.sample_bytes + _BESIDE_ROWS_BYTES
+    needed_bytes = len(sample) * listing.sample_bytes + _BESIDE_ROWS_BYTES
     try:
         disk = measure_disk(parent, listing.arrays[0].row_bytes)
-        place = _folder_with_room(parent, needed)
+        place = _folder_with_room(parent, needed_bytes)
         with tempfile.TemporaryDirectory(prefix=".memload-plan-", dir=place) as folder:
             conversion = convert_sample(
                 sample,
@@ -176,19 +178,19 @@ def _measure(listing: _Listing, sample: Sample) -> _Measured:
     return _Measured(conversion, disk, gathering_rate(listing.sample_bytes), load)
 
 
-def _folder_with_room(parent: Path, needed: int) -> Path:
+def _folder_with_room(parent: Path, needed_bytes: int) -> Path:
     """Return where a sample of so many bytes goes: beside the output, or else with temporary files.
 
     The disk of the output may be nearly full now. That is no reason not to plan.
     """
-    if shutil.disk_usage(parent).free >= needed:
+    if shutil.disk_usage(parent).free >= needed_bytes:
         return parent
     other = Path(tempfile.gettempdir())
-    if shutil.disk_usage(other).free >= needed:
+    if shutil.disk_usage(other).free >= needed_bytes:
         return other
     raise BuildError(
-        f"There is no room for the {size_text(needed)} of a sample, neither in {parent} nor in "
-        f"{other}. Make room, or let TMPDIR name a folder that has room.",
+        f"There is no room for the {size_text(needed_bytes)} of a sample, neither in {parent} nor "
+        f"in {other}. Make room, or let TMPDIR name a folder that has room.",
         path=parent,
     )
 
@@ -198,23 +200,20 @@ def _duration(
     measured: _Measured,
     machine: Machine,
     num_workers: int,
-    begin_seconds: float,
+    listing_seconds: float,
 ) -> Duration:
-    """Return how long the build takes with so many workers on a machine.
-
-    ``begin_seconds`` pass before it converts anything.
-    """
-    records, cores = len(listing.source), usable_cores()
-    here = at_once(min(listing.request.num_workers, records), cores)
+    """Return how long the build takes with so many workers on a machine."""
+    cores = usable_cores()
+    here = at_once(measured.conversion.num_workers, cores)
     return duration(
         measured.conversion,
         measured.disk,
-        records=records,
+        records=len(listing.source),
         data_bytes=listing.data_bytes,
         unwritten_bytes=_UNWRITTEN_SHARE * (machine.ram or available_memory() or 0),
-        begin_seconds=begin_seconds,
+        listing_seconds=listing_seconds,
         scale=here / at_once(num_workers, machine.cores or cores),
-        uncertainty=uncertainty(
+        range_factor=range_factor(
             measured.conversion,
             load=measured.load,
             is_other_machine=machine.cores is not None,
@@ -227,7 +226,7 @@ def _plan_of(
     measured: _Measured,
     machine: Machine,
     num_workers: int,
-    needed: Duration,
+    build_time: Duration,
 ) -> Plan:
     """Return the plan for a build with so many workers on a machine."""
     request, records, conversion = listing.request, len(listing.source), measured.conversion
@@ -245,8 +244,8 @@ def _plan_of(
         arrays=[array.name for array in others],
         bytes=listing.data_bytes,
         free_bytes=free_bytes,
-        seconds=needed.seconds,
-        seconds_range=(needed.low, needed.high),
+        seconds=build_time.seconds,
+        seconds_range=(build_time.low, build_time.high),
         num_workers=num_workers,
         scaled_from_cores=None if machine.cores is None else usable_cores(),
         serving=_serving(listing, measured, machine),

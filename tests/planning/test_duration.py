@@ -4,17 +4,18 @@ import pytest
 
 from memload import machine
 from memload.planning.disk import DiskRates
-from memload.planning.duration import at_once, duration, uncertainty
+from memload.planning.duration import at_once, duration, range_factor
 from memload.planning.measuring import Conversion
 
 MB = 1_000_000
 
 
-def conversion(seconds_per_record: float, *, uncertainty: float = 0.0) -> Conversion:
+def conversion(seconds_per_record: float, *, relative_error: float = 0.0) -> Conversion:
     """Workers that start in 1 s, and an index that is written in 2 s."""
     return Conversion(
         seconds_per_record,
-        uncertainty=uncertainty,
+        num_workers=2,
+        relative_error=relative_error,
         start_seconds=1,
         finish_seconds=2,
         records=200,
@@ -66,9 +67,9 @@ def test_a_thousand_records_take_what_converting_or_writing_them_takes(
         records=1000,
         data_bytes=data,
         unwritten_bytes=unwritten,
-        begin_seconds=5,
+        listing_seconds=5,
         scale=scale,
-        uncertainty=1.1,
+        range_factor=1.1,
     )
     assert found.seconds == pytest.approx(expected)
 
@@ -80,9 +81,9 @@ def test_starting_may_take_twice_as_long_or_half_and_converting_what_is_uncertai
         records=1000,
         data_bytes=0,
         unwritten_bytes=0,
-        begin_seconds=7,
+        listing_seconds=7,
         scale=1,
-        uncertainty=1.25,
+        range_factor=1.25,
     )
     assert found == pytest.approx((10 + 97, 5 + 97 / 1.25, 20 + 97 * 1.25))
 
@@ -100,8 +101,8 @@ def test_starting_may_take_twice_as_long_or_half_and_converting_what_is_uncertai
 def test_other_records_other_processes_and_other_cores_are_uncertain(
     of_sample: float, load: float, is_other_machine: bool, factor: float
 ) -> None:
-    measured = conversion(1, uncertainty=of_sample)
-    found = uncertainty(measured, load=load, is_other_machine=is_other_machine)
+    measured = conversion(1, relative_error=of_sample)
+    found = range_factor(measured, load=load, is_other_machine=is_other_machine)
     assert found == pytest.approx(factor)
 
 

@@ -37,6 +37,7 @@ def plan(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predi
         machine: Machine = THIS,
         *,
         cores: float = 2,
+        busy: int | None = None,
         rejected: int = 0,
         seconds_so_far: float = 0,
         masks: str | None = None,
@@ -45,10 +46,14 @@ def plan(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predi
         **options: Any,
     ) -> Plan:
         source = FilesToOpen((str(folder),), options={"masks": masks}) if masks else folder
-        conversion = Conversion(1000, 0, 0, 0, records=12, rejected=rejected, reasons="bad")
         disk = DiskRates(write, None, False)
-        measured = prediction._Measured(conversion, disk, gathering=2e9, load=load)
-        monkeypatch.setattr(prediction, "_measure", lambda listing, sample: measured)
+
+        def measure(listing: Any, sample: Any) -> prediction._Measured:
+            workers = busy or min(max(1, listing.request.num_workers), 12)
+            conversion = Conversion(1000, workers, 0, 0, 0, 12, rejected=rejected, reasons="bad")
+            return prediction._Measured(conversion, disk, gathering=2e9, load=load)
+
+        monkeypatch.setattr(prediction, "_measure", measure)
         monkeypatch.setattr(prediction, "usable_cores", lambda: cores)
         return predict(
             source,
@@ -86,6 +91,13 @@ def test_more_cores_take_less_time_if_there_are_workers_for_them(
     assert found.num_workers == workers
     assert found.seconds == pytest.approx(seconds, abs=10)  # the folder is listed, too
     assert found.scaled_from_cores == (None if machine is None else cores)
+
+
+@pytest.mark.parametrize(("cores", "seconds"), [(8, 3_000), (2, 12_000), (3, 8_000)])
+def test_workers_that_had_nothing_to_do_help_if_there_are_cores_for_them(
+    plan: Predict, cores: int, seconds: int
+) -> None:
+    assert plan(cores=cores, busy=2, num_workers=8).seconds == pytest.approx(seconds, abs=10)
 
 
 def test_what_went_before_counts(plan: Predict) -> None:
