@@ -6,7 +6,7 @@ from typing import Literal
 
 from memload.doctor.times import Part, Times, Trial, milliseconds, outliers
 
-Bound = Literal["model", "disk", "threads", "prefetching", "workers", Part]
+Bound = Literal["model", "disk", "threads", "prefetching", "workers", "loading", Part]
 
 #: What takes up to this many times as long as something else is as fast, as far as can be measured;
 #: and the same while other processes are at work.
@@ -16,6 +16,7 @@ _NEGLIGIBLE = 0.05
 
 _NAMES: dict[Bound, str] = {
     "disk": "Reading the disk",
+    "loading": "Making batches",
     "transform": "The transform",
     "gathering": "Gathering rows",
     "bus": "Bringing rows to the GPU",
@@ -23,6 +24,7 @@ _NAMES: dict[Bound, str] = {
     "dataset": "Decoding, resizing, or what else __getitem__ does",
 }
 _REMEDIES: dict[Bound, str] = {
+    "loading": "Which part of that takes long was not measured: see docs/profiling.md.",
     "gathering": "Build smaller images (--size), or use a machine with more memory bandwidth.",
     "bus": "Build smaller images (--size): fewer bytes cross the bus.",
     "samples": "Use a memload.Loader, which reads whole batches while the model is at work.",
@@ -61,9 +63,11 @@ def judge(times: Times, step_ms: float | None = None, *, is_busy: bool = False) 
     """
     is_disturbed = is_busy or bool(outliers(times.trials))
     noise = _NOISE_IF_DISTURBED if is_disturbed else _NOISE
-    best = recommended(times.trials, step_ms, noise)
+    is_disk = times.disk > times.batch
+    # Threads read the disk, too. That is measured with many of them, so fewer are no use.
+    best = recommended(times.trials, None if is_disk else step_ms, noise)
     better = best if best and _is_better(best, times, noise) else None
-    data_ms, wait_ms = max(times.batch, times.disk), None
+    data_ms, wait_ms = _data_ms(times, times.disk), None
     bound = _slowest(times, step_ms, better, noise)
     if step_ms is not None:
         wait_ms = max(0.0, data_ms - step_ms) if times.is_ahead else data_ms
@@ -78,6 +82,15 @@ def judge(times: Times, step_ms: float | None = None, *, is_busy: bool = False) 
         num_threads=best.num_threads if best else None,
         prefetch_factor=best.prefetch_factor if best else None,
     )
+
+
+def _data_ms(times: Times, disk_ms: float) -> float:
+    """Return after how long a batch is there, if reading its rows takes ``disk_ms``.
+
+    A Loader without threads reads, then works. What a DataLoader takes includes its reading.
+    """
+    is_one_by_one = not times.is_ahead and times.num_workers is None
+    return times.batch + disk_ms if is_one_by_one else max(times.batch, disk_ms)
 
 
 def recommended(
@@ -148,8 +161,9 @@ def _slowest(times: Times, step_ms: float | None, better: Trial | None, noise: f
     if better and (step_ms is None or better.ms <= step_ms or times.trials[0].num_threads == 0):
         is_same_number = better.num_threads == times.trials[0].num_threads
         return "prefetching" if is_same_number else "threads"
-    parts = times.parts or {"gathering": times.batch}
-    return max(parts, key=lambda part: parts[part])
+    if not times.parts:
+        return "loading"
+    return max(times.parts, key=lambda part: times.parts[part])
 
 
 def _is_better_without_workers(times: Times, noise: float) -> bool:
@@ -222,16 +236,17 @@ def _remedy(bound: Bound, times: Times, step_ms: float | None, better: Trial | N
 
 
 def _remedy_for_disk(times: Times) -> str:
+    later = _ms(_data_ms(times, times.disk_later))
     if times.disk_later == 0:
         return (
             "That is so in the first epoch only: then all rows are in RAM, and data is there after "
-            f"{_ms(times.batch)}. A local NVMe disk shortens the first one."
+            f"{later}. A local NVMe disk shortens the first one."
         )
     if times.disk_later <= times.batch:
-        return f"Later epochs find most rows in RAM: {_ms(times.batch)} a batch."
+        return f"Later epochs find more rows in RAM: {later} a batch."
     return (
-        f"Not all rows fit in RAM, so later epochs take {_ms(times.disk_later)} a batch. Use a "
-        "faster disk, more RAM, or build smaller images (--size)."
+        f"Not all rows fit in RAM, so later epochs take {later} a batch. Use a faster disk, more "
+        "RAM, or build smaller images (--size)."
     )
 
 

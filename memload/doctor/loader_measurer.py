@@ -141,7 +141,9 @@ class LoaderMeasurer:
         all_ms = min(trial.threads_at_work * trial.ms for trial in trials)
         if self._loader.transform is None:
             return {"gathering": all_ms}
-        gather_ms = min(all_ms, plain_ms or 0.0)
+        if plain_ms is None:
+            return {}
+        gather_ms = min(all_ms, plain_ms)
         return {"gathering": gather_ms, "transform": all_ms - gather_ms}
 
     def _parts_of_gpu(self, gather_ms: float | None) -> dict[Part, float]:

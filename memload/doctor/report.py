@@ -33,14 +33,15 @@ class Diagnosis:
       or a ``reason`` why it was not measured.
     - ``times``: the milliseconds that the verdict is made of.
     - ``verdict``: ``bound`` is what bounds the training: ``"model"``, ``"disk"``, ``"threads"``,
-      ``"prefetching"``, ``"workers"``, ``"transform"``, ``"gathering"``, ``"bus"``, ``"samples"``
-      or ``"dataset"``. ``sentence`` says it, ``remedy`` what to do, and ``note`` what else to know
-      of it. A batch is there after ``data_ms``, for which the model waits ``wait_ms``.
+      ``"prefetching"``, ``"workers"``, ``"transform"``, ``"gathering"``, ``"bus"``, ``"samples"``,
+      ``"dataset"``, or ``"loading"`` if its parts were not measured. ``sentence`` says it,
+      ``remedy`` what to do, and ``note`` what else to know of it. A batch is there after
+      ``data_ms``, for which the model waits ``wait_ms``.
     - ``step_ms``, ``batch_size``: what was diagnosed.
     - ``num_threads``, ``prefetch_factor``: the best values for a Loader here that were measured
       together. None: they make no difference, or nothing was compared.
 
-    If nothing was measured, all but the first two are None, and ``measured`` is empty.
+    Without measurements, ``measured`` is empty, and all below it are None.
     """
 
     checks: Sequence[Check]

@@ -36,12 +36,14 @@ class Trial:
 class Times:
     """How long a batch takes, in milliseconds."""
 
-    #: From one batch to the next, as the loader is set up, while its rows are in RAM.
+    #: From one batch to the next, as the loader is set up: of a Loader while its rows are in RAM,
+    #: of a DataLoader as its sampler draws them.
     batch: float
     #: Its rows that are not in RAM now, from the disk; and once an epoch has read all of them.
     disk: float = 0.0
     disk_later: float = 0.0
-    #: The work on a batch, by what it is. On the CPU that of one thread or process.
+    #: The work on a batch, by what it is. On the CPU that of one thread or process. Empty: it was
+    #: not divided.
     parts: Mapping[Part, float] = field(default_factory=dict)
     #: Of a Loader: its own settings, then the others that were tried.
     trials: Sequence[Trial] = ()

@@ -37,6 +37,12 @@ def loader_times(*trials: Trial, **options: Any) -> Times:
             "later epochs take 80 ms",
         ),
         (
+            Times(6, disk=81, disk_later=5),
+            "disk",
+            "Reading the disk: 81 ms a batch, the model waits 27 ms of each step.",
+            "Later epochs find more rows in RAM: 6 ms a batch.",
+        ),
+        (
             loader_times(Trial(1, 2, 100), Trial(2, 2, 51), Trial(4, 2, 26), Trial(8, 2, 25)),
             "threads",
             "Too few threads: 100 ms a batch with num_threads=1, the model waits 46 ms of each step.",
@@ -149,6 +155,11 @@ def test_the_time_that_the_model_waits_is_what_the_data_takes_longer() -> None:
     assert judge(Times(30, disk=70), 20).wait_ms == 50
     assert judge(Times(30, disk=70), 100).wait_ms == 0
     assert judge(Times(30, is_ahead=False), 100).wait_ms == 30
+    # A Loader without threads reads, then works. The time of a DataLoader has both.
+    assert judge(Times(50, disk=45, is_ahead=False), 54).wait_ms == 95
+    assert judge(Times(50, disk=45, is_ahead=False, num_workers=0), 54).wait_ms == 50
+    later = judge(Times(50, disk=80, disk_later=40, is_ahead=False), 54)
+    assert later.remedy == "Later epochs find more rows in RAM: 90 ms a batch."
 
 
 def test_without_a_step_it_says_what_the_data_allows() -> None:
@@ -202,6 +213,13 @@ def test_nothing_is_recommended_if_nothing_was_compared() -> None:
     assert (verdict.num_threads, verdict.prefetch_factor) == (1, 2)
 
 
+def test_a_slow_disk_keeps_its_threads() -> None:
+    trials = Trial(8, 2, 5), Trial(1, 2, 30)
+    assert judge(loader_times(*trials), 54).num_threads == 1
+    verdict = judge(loader_times(*trials, disk=81), 54)
+    assert (verdict.bound, verdict.num_threads) == ("disk", 8)
+
+
 def test_without_a_gpu_loading_takes_cores_from_the_model() -> None:
     shared = {"has_gpu": False}
     assert judge(Times(25, **shared), 54).note == (
@@ -238,5 +256,13 @@ def test_a_trial_that_takes_much_longer_than_others_allow_contradicts_them() -> 
 
 
 def test_a_wait_that_is_a_small_share_of_the_step_does_not_count() -> None:
-    assert judge(Times(54.1), 54).bound == "model"
-    assert judge(Times(60), 54).bound == "gathering"
+    assert judge(Times(56), 54).bound == "model"
+    assert judge(Times(58), 54).bound == "loading"
+    assert judge(Times(60), 54).bound == "loading"
+
+
+def test_what_was_not_measured_is_not_blamed() -> None:
+    verdict = judge(Times(83, num_workers=0, is_ahead=False), 54)
+    assert verdict.bound == "loading"
+    assert verdict.sentence == "Making batches: 83 ms a batch, the model waits 83 ms of each step."
+    assert verdict.remedy.startswith("Which part of that takes long was not measured")
