@@ -91,7 +91,7 @@ class DataLoaderMeasurer:
                 number = max(1, len(samples) // size)
                 self._batches = [list(islice(again, size)) for _ in range(number)]
                 return
-            self._loader.dataset[index]
+            self._loader.collate_fn([self._loader.dataset[index]])  # which reads the row
             samples.append(index)
 
     def _loading(self, num_workers: int) -> Stage:
