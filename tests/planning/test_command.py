@@ -1,5 +1,6 @@
 """memload plan: what it predicts is what a build then does, and it leaves nothing behind."""
 
+import itertools
 import json
 import os
 import re
@@ -20,10 +21,12 @@ import pytest
 from PIL import Image
 
 import memload
+from memload.building import file_systems
 from memload.cli import main
 from memload.commands.plan import _ended_by_signals
 from memload.planning import disk, gathering, measuring, prediction
 from memload.planning.disk import DiskRates
+from memload.planning.measuring import Conversion
 
 
 class Done(NamedTuple):
@@ -204,12 +207,51 @@ def test_rates_and_load_are_measured(
 
     load = 3 * (os.cpu_count() or 1)
     monkeypatch.setattr(prediction, "measure_disk", measure)
+    monkeypatch.setattr(prediction, "gathering_rate", lambda sample_bytes: 7 * sample_bytes)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0, 0))
     facts = facts_of(run, folder, "--size", "16", "--gpu-memory", "0")
     assert (facts["first_epoch_bound"], facts["first_epoch_images_per_second"]) == ("disk", 5)
-    assert facts["later_epochs_bound"] == "gathering"
-    assert facts["later_epochs_images_per_second"] > 5
+    assert (facts["later_epochs_bound"], facts["later_epochs_images_per_second"]) == (
+        "gathering",
+        7,
+    )
     assert "3.0 for each core in the last minute" in facts["notes"][0]
+
+
+def test_imports_count(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "process_time", lambda: 5000)
+    assert facts_of(run, folder, "--size", "16")["seconds"] > 5000
+
+
+@pytest.mark.parametrize(
+    ("group_rows", "piece_rows"),
+    [(7, 2), (30, 4)],  # all 30 records are one group, which a build divides
+)
+def test_a_sample_is_timed_with_what_comes_from_the_disk(
+    run: Run, containers: Any, monkeypatch: pytest.MonkeyPatch, group_rows: int, piece_rows: int
+) -> None:
+    clock, blocks, given = itertools.count(), itertools.count(step=5), []
+
+    def summary(*arguments: Any) -> Conversion:
+        given.append(arguments)
+        return Conversion(1, 1, 0, 0, 0, records=12, rejected=0, reasons="")
+
+    usage = SimpleNamespace(
+        RUSAGE_SELF=0, getrusage=lambda _: SimpleNamespace(ru_inblock=next(blocks))
+    )
+    monkeypatch.setattr(measuring, "resource", usage)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(measuring, "_LEAST_SECONDS", 100)
+    monkeypatch.setattr(measuring, "_PIECE_ROWS", 2)
+    monkeypatch.setattr(measuring, "summary", summary)
+    facts_of(run, containers.parquet(row_group_size=group_rows), "--size", "16")
+    ((_, first, again, _, started, finish_seconds),) = given
+    found = [piece for chunk in first for piece in chunk]
+    assert sum(piece.rows for piece in found) == 30
+    assert max(piece.rows for piece in found) == piece_rows
+    assert {piece.blocks for piece in found} == {5}
+    assert 90 < again[-1][-1].end - started < 110  # with the first time
+    assert finish_seconds == 1
 
 
 def test_another_machine_is_asked_about(run: Run, folder: Path) -> None:
@@ -257,15 +299,25 @@ def test_a_data_set_that_has_everything_needs_no_plan(run: Run, folder: Path, ou
         (["old.bin", "old.bin", "--overwrite"], ["old.bin belongs to old.idx", "another output"]),
         (["begun.bin"], ["its build is not complete"]),
         (["images", "/proc/out.bin"], ["/proc: a sample cannot be written there", "OUT.BIN"]),
+        (["images", "folder.bin"], ["folder.bin is a folder"]),
+        (["images", "storage/out.bin"], ["object storage (goofys"]),
         (["broken"], ["none of 3 pictures"]),
     ],
     ids=" ".join,
 )
 def test_what_cannot_be_built_is_told_in_a_line_and_leaves_nothing(
-    run: Run, folder: Path, tmp_path: Path, arguments: list[str], parts: list[str]
+    run: Run,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    parts: list[str],
 ) -> None:
     os.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "folder.bin", "storage"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mounts").write_text(f"36 22 0:1 / {tmp_path}/storage rw - fuse.goofys bucket rw\n")
+    monkeypatch.setattr(file_systems, "MOUNTS", tmp_path / "mounts")
     for number in range(3):
         path = tmp_path / "broken" / "ant" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +54,20 @@ def test_as_much_is_read_at_a_time_as_a_row_has(
     assert (starts, set(sizes)) == (tuple(range(0, FILE_BYTES, 8192)), {8192})
     monkeypatch.setattr(disk, "_READS", 7)
     assert disk.measure_disk(tmp_path, 5000).read == 7 * 5000
+
+
+def test_what_is_written_cannot_be_compressed_and_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[bytes] = []
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: done.append(data))
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(b"flushed"))
+    monkeypatch.setattr(disk, "open_direct", lambda file: None)
+    disk.measure_disk(tmp_path, 1 << 20)
+    *blocks, last = done
+    assert len(blocks) == 3
+    assert all(len(zlib.compress(block)) >= len(block) for block in blocks)
+    assert last == b"flushed"
 
 
 def test_what_cannot_be_read_past_the_page_cache_has_no_rate(

@@ -1,6 +1,7 @@
 """From what was measured to the plan. Nothing is converted, and the times are given."""
 
 import inspect
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -100,8 +101,10 @@ def test_workers_that_had_nothing_to_do_help_if_there_are_cores_for_them(
     assert plan(cores=cores, busy=2, num_workers=8).seconds == pytest.approx(seconds, abs=10)
 
 
-def test_what_went_before_counts(plan: Predict) -> None:
-    assert plan(seconds_so_far=500).seconds == pytest.approx(12_500, abs=10)
+def test_what_went_before_and_listing_count(plan: Predict, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=70)  # it goes on by 70 s each time that somebody looks
+    monkeypatch.setattr(prediction, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert plan(seconds_so_far=500).seconds == pytest.approx(12_570)
 
 
 def test_what_is_not_on_the_disk_yet_is_a_tenth_of_the_ram(

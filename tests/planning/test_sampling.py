@@ -1,5 +1,7 @@
 """Which records are a sample."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -31,10 +33,11 @@ def positions(sample: Sample) -> np.ndarray:
 @pytest.mark.parametrize(
     ("records", "workers", "size"), [(10_000, 0, 200), (10_000, 64, 1024), (150, 2, 150)]
 )
+@pytest.mark.parametrize("group_rows", [None, 75, 5000])  # two of 75 would be too few
 def test_a_sample_has_200_records_or_16_for_each_worker(
-    records: int, workers: int, size: int
+    records: int, workers: int, size: int, group_rows: int | None
 ) -> None:
-    assert len(Sample(Numbers(records), workers)) == size
+    assert len(set(positions(Sample(Numbers(records, group_rows), workers)))) == size
 
 
 def test_it_is_from_everywhere_in_random_order_and_the_same_each_time() -> None:
@@ -47,16 +50,31 @@ def test_it_is_from_everywhere_in_random_order_and_the_same_each_time() -> None:
 
 
 def test_of_groups_it_has_the_first_records_of_random_ones() -> None:
-    sample = Sample(Numbers(10_000, group_rows=100), 2)
+    sample = Sample(Numbers(10_000, group_rows=100), 25)
     assert sample.groups is not None
-    assert len(sample.groups) == 4
+    assert len(sample.groups) == 8
     found = positions(sample)
     starts = [found[group.start] for group in sample.groups]
-    assert starts != sorted(starts)
+    assert starts not in (sorted(starts), sorted(starts, reverse=True))
     for group, start in zip(sample.groups, starts, strict=True):
         assert start % 100 == 0
         np.testing.assert_array_equal(found[group.start : group.stop], start + np.arange(50))
-    assert sample.first_chunks(2) == sample.chunks(2) == sample.groups
+    assert sample.first_chunks(25) == sample.chunks(25) == sample.groups
+
+
+def test_of_a_group_that_a_build_divides_the_sample_is_divided_too() -> None:
+    sample = Sample(Numbers(10_000, group_rows=5000), 2)
+    assert sample.groups is None
+    assert len(sample.first_chunks(2)) == 50
+
+
+def test_records_that_are_read_together_stay_together() -> None:
+    class Together(Numbers):
+        def __getitems__(self, indices: Sequence[int]) -> list[Record]:
+            return [self[index] for index in indices]
+
+    sample = Sample(Together(10_000), 2)
+    assert sample.first_chunks(2) == sample.chunks(2)
 
 
 def test_chunks_hold_all_rows_and_the_first_ones_are_small() -> None:
