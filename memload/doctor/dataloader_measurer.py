@@ -160,22 +160,23 @@ def _batch_ms(loader: DataLoader[Any], *, epoch: int, workers_persist: bool) -> 
 
     Starting workers in each epoch belongs to it, unless they persist. A long epoch is left early.
     """
-    start = time.perf_counter()
+    start, workers = time.perf_counter(), loader.num_workers
     arrivals = []
     for _ in loader:
         arrivals.append(time.perf_counter())
-        begun = arrivals[0] if loader.num_workers or len(arrivals) > 1 else start
-        if len(arrivals) < epoch and arrivals[-1] - begun > _EPOCH_SECONDS:
+        begun = arrivals[0] if workers else start
+        is_whole_round = len(arrivals) % max(1, workers) == 0  # as all workers finish together
+        if arrivals[-1] - begun > _EPOCH_SECONDS and is_whole_round and len(arrivals) < epoch:
             break
     end, first = time.perf_counter(), arrivals[0]
-    is_whole = len(arrivals) == epoch
-    if is_whole and workers_persist and epoch > 1:
+    is_whole_epoch = len(arrivals) == epoch
+    if is_whole_epoch and workers_persist and epoch > 1:
         return 1000 * (end - first) / (epoch - 1)
-    if is_whole or len(arrivals) == 1:
+    # Some were made while the first one was waited for. They and the round of that do not count.
+    ahead = workers * (loader.prefetch_factor or 0) + max(1, workers)
+    if is_whole_epoch or len(arrivals) <= ahead:
         return 1000 * (end - start) / len(arrivals)
-    # Some were made while the first one was waited for. They do not count.
-    ahead = min(loader.num_workers * (loader.prefetch_factor or 0), len(arrivals) - 2)
-    each = (arrivals[-1] - arrivals[ahead]) / (len(arrivals) - 1 - ahead)
+    each = (arrivals[-1] - arrivals[ahead - 1]) / (len(arrivals) - ahead)
     starting = 0.0 if workers_persist else max(0.0, first - start - each) / epoch
     return 1000 * (each + starting)
 

@@ -318,6 +318,9 @@ class Arrivals:
         ([2.0, *[2.1] * 4, *np.arange(3.1, 1000)], 2, True, 1000),
         ([2.0, *[2.1] * 4, *np.arange(3.1, 999)], 2, False, 1001),  # a second for 1,001 batches
         ([6.0, 12.0, 18.0], 2, True, 6000),
+        # Two workers take 6 or 2 seconds for a batch.
+        ([6.0, 6.0, 12.0, 12.0, 18.0], 2, False, 3000),
+        ([2.0, 2.0, 4.0, 4.0, 6.0, 6.0, 8.0, 8.0, 10.0], 2, False, 1000),
     ],
 )
 def test_a_batch_of_a_dataloader_takes_what_an_epoch_takes_divided_by_its_batches(
