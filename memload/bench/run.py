@@ -20,7 +20,7 @@ from memload.bench.setting import Setting
 from memload.bench.stages import Stage, measure_in_turn
 from memload.feeds.choice import Choice, first_that_serves
 from memload.feeds.factory import FeedFactory
-from memload.feeds.limits import NO_LIMITS
+from memload.feeds.limits import NO_LIMITS, MemoryLimits
 from memload.machine import available_cores
 from memload.reading.dataset import MemmapDataset
 from memload.reading.pipeline import samples_of
@@ -90,7 +90,7 @@ def _notes(reported: Sequence[Stage], lines: Sequence[Line], choice: Choice) -> 
         )
 
 
-def choose_feed(setting: Setting) -> Choice:
+def choose_feed(setting: Setting, limits: MemoryLimits = NO_LIMITS) -> Choice:
     """Choose as ``feed="auto"`` does for the whole data set, of which only a sample is loaded."""
     if setting.device.type == "cpu":
         return Choice("cpu", "the device is cpu")
@@ -106,7 +106,7 @@ def choose_feed(setting: Setting) -> Choice:
         by_name=False,
     )
     all_samples = samples_of(setting.dataset, names)
-    feed, choice = first_that_serves(factory.create, all_samples, device)
+    feed, choice = first_that_serves(factory.create, all_samples, device, limits)
     feed.close()
     return choice
 

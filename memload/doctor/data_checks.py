@@ -13,10 +13,12 @@ from memload.errors import FeedError, MemloadError
 from memload.feeds.choice import FEEDS
 from memload.feeds.dma import BatchedCopies
 from memload.feeds.factory import FeedFactory
+from memload.feeds.gathered import claim_pages
 from memload.feeds.interface import Samples, require_cuda
 from memload.feeds.limits import (
     NO_LIMITS,
     Limit,
+    MemoryLimits,
     claim_ram,
     free_memory,
     room_in_ram,
@@ -38,18 +40,28 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "beegfs", "9
 _IN_RAM = ("tmpfs", "ramfs")
 
 
-def data_checks(dataset: MemmapDataset) -> list[Check]:
-    """Return the checks of a data set and its files. Reads no rows."""
-    return [_dataset(dataset), _file_system(dataset), _direct(dataset), _in_ram(dataset)]
+def data_checks(dataset: MemmapDataset, limits: MemoryLimits = NO_LIMITS) -> list[Check]:
+    """Return the checks of a data set and its files. Reads no rows.
+
+    ``limits`` are those of the Loader that is to read it.
+    """
+    fits = share_held(dataset, "cpu", limits) == 1
+    return [
+        _dataset(dataset),
+        _file_system(dataset),
+        _direct(dataset, fits),
+        _in_ram(dataset, fits),
+    ]
 
 
 def _dataset(dataset: MemmapDataset) -> Check:
-    array = dataset.shards.array
-    size = size_text(len(dataset.shards) * array.row_bytes)
-    finding = (
-        f"{counted(len(dataset), 'sample')} of {shape_text(array.shape)} "
-        f"{np.dtype(array.descr).name}, {size} in {counted(len(dataset.shards.paths), 'file')}"
-    )
+    first, *others = dataset.arrays.values()
+    kind = f"{shape_text(first.shape)} {np.dtype(first.descr).name}"
+    beside = "".join(f" and {array.name}" for array in others)
+    row_bytes = sum(array.row_bytes for array in (first, *others))
+    size = size_text(len(dataset.shards) * row_bytes)
+    files = counted(len(dataset.shards.paths), "file") + (" each" if others else "")
+    finding = f"{counted(len(dataset), 'sample')} of {kind}{beside}, {size} in {files}"
     return Check("data set", "ok", finding)
 
 
@@ -69,7 +81,7 @@ def _file_system(dataset: MemmapDataset) -> Check:
     return Check("file system", "ok", finding)
 
 
-def _direct(dataset: MemmapDataset) -> Check:
+def _direct(dataset: MemmapDataset, fits_in_ram: bool) -> Check:
     for path, descriptor in zip(dataset.shards.paths, dataset.shards.descriptors, strict=True):
         direct = open_direct(descriptor)
         if direct is not None:
@@ -79,14 +91,14 @@ def _direct(dataset: MemmapDataset) -> Check:
         if mount is not None and mount.type in _IN_RAM:
             return Check("O_DIRECT", "ok", "not needed: the files are in RAM")
         finding = f"{path.name} cannot be read past the page cache"
-        if fits_in_ram(dataset):
+        if fits_in_ram:
             return Check("O_DIRECT", "ok", f"{finding}, which is not needed: it fits in RAM")
         remedy = "Files larger than RAM are read faster from ext4 or xfs"
         return Check("O_DIRECT", "note", finding, remedy)
     return Check("O_DIRECT", "ok", "works")
 
 
-def _in_ram(dataset: MemmapDataset) -> Check:
+def _in_ram(dataset: MemmapDataset, fits_in_ram: bool) -> Check:
     share = rows_in_ram(dataset)
     if share is None:
         finding = "not known for files of other users, so all rows count as cold"
@@ -94,7 +106,7 @@ def _in_ram(dataset: MemmapDataset) -> Check:
     finding = f"{share:.0%} of the rows"
     if share > 0.99:
         return Check("in RAM", "ok", finding)
-    if fits_in_ram(dataset):
+    if fits_in_ram:
         return Check("in RAM", "ok", f"{finding}; the first epoch reads the others from the disk")
     finding += "; not all fit, so every epoch reads from the disk"
     return Check("in RAM", "note", finding, "See docs/memory.md")
@@ -125,17 +137,16 @@ def _may_be_asked(path: Path) -> bool:
     return os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid()
 
 
-def fits_in_ram(dataset: MemmapDataset) -> bool:
-    """Return whether all rows may stay in RAM."""
-    return share_held(dataset, "cpu") == 1
-
-
-def share_held(dataset: MemmapDataset, feed: str) -> float:
-    """Return which share of the rows a feed finds in RAM once an epoch has read all of them."""
-    limit = NO_LIMITS.in_ram(feed)
+def share_held(dataset: MemmapDataset, feed: str, limits: MemoryLimits = NO_LIMITS) -> float:
+    """Return which share of the rows a feed finds in memory once an epoch has read all of them."""
+    limit = limits.in_ram(feed)
     samples = samples_of(dataset, [name for name in dataset.sample_names if name in dataset.arrays])
-    room = room_in_ram(claim_ram(samples, limit), limit)
-    return room.held / room.needed
+    if feed in ("cpu", "pinned"):  # which keep single pages
+        room = room_in_ram(claim_pages(samples, limit.size), limit)
+    else:
+        room = room_in_ram(claim_ram(samples, limit), limit)
+    on_device = limits.resident or 0 if feed == "disk" else 0
+    return min(1.0, (room.held + on_device) / room.needed)
 
 
 def feed_check(

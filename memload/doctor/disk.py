@@ -9,6 +9,7 @@ from memload.bench.setting import Setting
 from memload.bench.stages import Measurement, Stage
 from memload.doctor.data_checks import rows_in_ram, share_held
 from memload.errors import MemloadError
+from memload.feeds.limits import NO_LIMITS, MemoryLimits
 from memload.reading.dataset import MemmapDataset
 
 #: Threads that read, and for how long. Each reads one row at least.
@@ -36,15 +37,21 @@ def disk_stage(dataset: MemmapDataset) -> Stage:
     return Stage("reading the disk, random rows", prepare)
 
 
-def disk_times(dataset: MemmapDataset, feed: str, cold_ms: float | None) -> tuple[float, float]:
+def disk_times(
+    dataset: MemmapDataset,
+    feed: str,
+    cold_ms: float | None,
+    limits: MemoryLimits = NO_LIMITS,
+) -> tuple[float, float]:
     """Return what reading a batch takes now, and after the first epoch, in milliseconds.
 
-    ``cold_ms`` is what it takes if none of its rows is in RAM; None if that is not known.
+    ``cold_ms`` is what it takes if none of its rows is in RAM; None if that is not known. Only the
+    images count there and now. Masks and other arrays take their share of RAM.
     """
     if cold_ms is None or feed == "resident":  # which reads all rows before the first batch
         return 0.0, 0.0
     in_ram = rows_in_ram(dataset) or 0.0
-    return (1 - in_ram) * cold_ms, (1 - share_held(dataset, feed)) * cold_ms
+    return (1 - in_ram) * cold_ms, (1 - share_held(dataset, feed, limits)) * cold_ms
 
 
 def bring_sample_to_ram(setting: Setting) -> None:

@@ -87,10 +87,9 @@ def judge(times: Times, step_ms: float | None = None, *, is_busy: bool = False) 
 def _data_ms(times: Times, disk_ms: float) -> float:
     """Return after how long a batch is there, if reading its rows takes ``disk_ms``.
 
-    A Loader without threads reads, then works. What a DataLoader takes includes its reading.
+    Without threads or workers, a loader reads, then works.
     """
-    is_one_by_one = not times.is_ahead and times.num_workers is None
-    return times.batch + disk_ms if is_one_by_one else max(times.batch, disk_ms)
+    return max(times.batch, disk_ms) if times.is_ahead else times.batch + disk_ms
 
 
 def recommended(

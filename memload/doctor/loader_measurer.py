@@ -57,14 +57,14 @@ class LoaderMeasurer:
         self._setting.batch_size, self._setting.device = batch_size, loader.device
         self.feed: str = loader._given_feed
         if self.feed == "auto":
-            self.feed = choose_feed(self._setting).name
+            self.feed = choose_feed(self._setting, loader._limits).name
         self._has_threads = self.feed in ("cpu", "pinned")
 
     def measure(self) -> Times:
         """Measure everything, the most important first."""
         loader, runner = self._loader, self.runner
         cold_ms = runner.measure(disk_stage(loader.dataset), kind="disk")
-        disk, disk_later = disk_times(loader.dataset, self.feed, cold_ms)
+        disk, disk_later = disk_times(loader.dataset, self.feed, cold_ms, loader._limits)
         bring_sample_to_ram(self._setting)
         trials = self._try_own()
         plain_ms = self._without_transform()

@@ -36,8 +36,7 @@ class Trial:
 class Times:
     """How long a batch takes, in milliseconds."""
 
-    #: From one batch to the next, as the loader is set up: of a Loader while its rows are in RAM,
-    #: of a DataLoader as its sampler draws them.
+    #: From one batch to the next, as the loader is set up, while its rows are in RAM.
     batch: float
     #: Its rows that are not in RAM now, from the disk; and once an epoch has read all of them.
     disk: float = 0.0

@@ -12,12 +12,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from memload import MemmapDataset
+from memload import Loader, MemmapDataset
 from memload.building import file_systems
 from memload.cli import main
-from memload.doctor import data_checks, machine_checks
+from memload.doctor import data_checks, disk, machine_checks
 from memload.doctor.checks import Check
 from memload.errors import FeedError
+from memload.feeds.limits import MemoryLimits
 from memload.machine import core_limit
 from memload.storage.index import Index
 from memload.storage.mapping import address_of, map_shared, share_in_ram
@@ -174,13 +175,44 @@ def test_files_that_are_cold_or_cannot_be_read_past_the_page_cache_matter_if_the
 ) -> None:
     monkeypatch.setattr(data_checks, "open_direct", lambda descriptor: None)
     monkeypatch.setattr(data_checks, "mount_of", lambda folder: None)
-    monkeypatch.setattr(data_checks, "fits_in_ram", lambda dataset: fits)
+    monkeypatch.setattr(data_checks, "share_held", lambda *arguments: 1.0 if fits else 0.9)
     monkeypatch.setattr(data_checks, "share_in_ram", lambda address, size: 0.25)
     checks = data_checks.data_checks(MemmapDataset(make_dataset().path))
     direct, in_ram = found_by(checks, "O_DIRECT"), found_by(checks, "in RAM")
     assert (direct.mark, in_ram.mark) == (mark, mark)
     assert direct.finding.startswith("made.bin cannot be read past the page cache")
     assert in_ram.finding.startswith("25% of the rows; ")
+
+
+def test_masks_count_for_the_size_of_a_data_set(
+    make_dataset: Make, add_array: Callable[..., Index]
+) -> None:
+    index = make_dataset(rows=(20,), shape=(16, 16, 3))
+    add_array(index, "mask", np.zeros((20, 16, 16), np.uint8), "mask")
+    found = found_by(data_checks.data_checks(MemmapDataset(index.path)), "data set").finding
+    assert found == "20 samples of 16×16×3 uint8 and mask, 20.5 kB in 1 file each"
+
+
+def test_rows_that_are_held_are_told_as_a_loader_holds_them(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, page = 600, mmap.PAGESIZE  # of three pages: 7 MB
+    dataset = MemmapDataset(make_dataset(rows=(rows,), shape=(64, 64, 3)).path)
+    share = data_checks.share_held
+    assert share(dataset, "cpu") == 1
+    half = MemoryLimits(cache=rows * 3 * page // 2)
+    assert share(dataset, "cpu", half) == pytest.approx(0.5, abs=0.01)
+    assert share(dataset, "disk", half._replace(resident=rows * page)) > 0.8
+    monkeypatch.setattr(data_checks, "share_in_ram", lambda address, size: 0.0)
+    in_ram = found_by(data_checks.data_checks(dataset, half), "in RAM")
+    assert in_ram.mark == "note"
+    assert disk.disk_times(dataset, "cpu", 80, half) == pytest.approx((80, 40), abs=1)
+    assert disk.disk_times(dataset, "resident", 80, half) == (0, 0)
+    some = dataset.subset(range(0, rows, 60))  # few pages of each window
+    assert share(some, "cpu", half._replace(cache=10 * 4 * page)) == 1
+    loader = Loader(some, cache_bytes=10 * 4 * page)
+    assert loader.feed.counts is not None
+    assert loader.feed.counts.rows_to_hold == 10
 
 
 def test_the_share_in_ram_is_not_known_of_files_of_others(

@@ -124,6 +124,8 @@ def test_a_cold_slow_disk_is_found(output: Path, monkeypatch: pytest.MonkeyPatch
     assert found.verdict.bound == "disk"
     assert found.verdict.sentence.startswith("Reading the disk: ")
     assert "in the first epoch only" in found.verdict.remedy  # it fits in RAM
+    limited = memload.diagnose(memload.Loader(output, 4, cache_bytes=0), step_ms=54)
+    assert "later epochs take" in limited.verdict.remedy
     monkeypatch.setattr(data_checks, "share_in_ram", lambda address, size: 1.0)
     assert memload.diagnose(memload.Loader(output, 4), step_ms=54).verdict.bound == "model"
 
