@@ -158,6 +158,12 @@ def test_a_folder_that_cannot_be_read_is_an_error(
         ImageFolder(root)
 
 
+def test_a_source_without_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(memload.SourceError, match=r"The path of the source is empty\."):
+        memload.build("", tmp_path / "out.bin")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_nobody_may_open_is_told_by_its_own_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

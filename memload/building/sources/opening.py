@@ -406,6 +406,8 @@ def _open_as(kind: type | None, paths: Sequence[str], options: dict[str, Any]) -
 
 def _check_folder(path: str) -> None:
     """Raise SourceError for a file or folder that may not be read, or of an unknown kind."""
+    if not path:
+        raise SourceError("The path of the source is empty. Name a folder or a file.")
     if Path(path).is_dir() and not os.access(path, os.R_OK | os.X_OK):
         raise SourceError(f"{path} cannot be read: Permission denied.", path=path)
     loaded = _hugging_face_call(Path(path))
