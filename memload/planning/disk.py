@@ -55,7 +55,7 @@ def measure_disk(folder: Path, row_bytes: int) -> DiskRates:
 
 
 def _write_rate(descriptor: int, size: int) -> float:
-    block = os.urandom(_BLOCK_BYTES)  # a disk may compress or leave out what is simpler
+    block = os.urandom(_BLOCK_BYTES)  # which no disk can compress
     started = time.perf_counter()
     for offset in range(0, size, _BLOCK_BYTES):
         os.pwrite(descriptor, block, offset)
@@ -66,7 +66,7 @@ def _write_rate(descriptor: int, size: int) -> float:
 def _read_rate(direct: DirectFile, size: int, row_bytes: int) -> float:
     block = min(-(-row_bytes // direct.alignment) * direct.alignment, _BLOCK_BYTES)
     starts = np.random.default_rng(0).permutation(size // block)[:_READS] * block
-    memory = memoryview(mmap.mmap(-1, block))  # aligned. All threads may write to it: nobody looks
+    memory = memoryview(mmap.mmap(-1, block))  # aligned, and for all threads: nobody looks at it
 
     def read(start: int) -> int:
         return min(row_bytes, read_direct(direct.descriptor, memory, start))

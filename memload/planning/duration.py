@@ -5,13 +5,13 @@ from typing import Final, NamedTuple
 from memload.planning.disk import DiskRates
 from memload.planning.measuring import Conversion
 
-#: The least that a prediction may be off, as a share of it: no machine is as fast twice.
+#: The least that a prediction may be off, as a share of it: no machine is equally fast twice.
 _LEAST_RELATIVE_ERROR: Final = 0.1
 #: A build starts and ends in up to twice the time, or in half of it: its programs may have to come
 #: from the disk, and the disk may be at other work when the index is flushed.
 _START_FACTOR: Final = 2.0
-#: So many times faster or slower may the cores of another machine be: clocks differ, and what
-#: counts as two cores may be two threads of one.
+#: The cores of another machine may be so many times faster or slower: clocks differ, and two of
+#: them may be two threads of one core.
 _CORES_FACTOR: Final = 1.5
 
 

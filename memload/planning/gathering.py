@@ -9,14 +9,14 @@ import numpy as np
 
 from memload.machine import available_cores
 
-#: Copied are samples of so many bytes, more than most caches hold, in blocks, for so long.
+#: Samples of so many bytes, more than most caches hold, are copied in blocks for so long.
 _BYTES: Final = 64 << 20
 _BLOCK_BYTES: Final = 4 << 20
 _SECONDS: Final = 0.2
 
 
 def gathering_rate(sample_bytes: int) -> float:
-    """Return the bytes a second that threads gather, as many as a Loader has by default."""
+    """Return the bytes a second that a Loader's default number of threads gathers."""
     threads = min(8, available_cores())
     samples = np.ones((max(1, _BYTES // sample_bytes), sample_bytes), np.uint8)
     order = np.random.default_rng(0).permutation(len(samples))

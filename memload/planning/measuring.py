@@ -29,8 +29,8 @@ from memload.planning.sampling import Sample
 _LEAST_SECONDS: Final = 2.0
 #: Of a group, so many rows are timed at once.
 _PIECE_ROWS: Final = 10
-#: Two standard errors: one of 20 samples has a mean that is further away. Of fewer pieces, the
-#: error itself is hardly known.
+#: Two standard errors, which the mean of one in 20 samples exceeds. With fewer pieces than that,
+#: the error itself is hardly known.
 _STANDARD_ERRORS: Final = 2.0
 _LEAST_PIECES: Final = 4
 
@@ -103,7 +103,7 @@ def summary(
     started: float,
     finish_seconds: float,
 ) -> Conversion:
-    """Return what the pieces of each chunk say, for workers that were started at some time."""
+    """Return what the pieces of all chunks tell, for workers that were started at ``started``."""
     are_groups = sample.groups is not None
     chunks = _chunks_that_count(first, again)
     workers = {piece.worker for piece in itertools.chain.from_iterable(chunks)}

@@ -24,7 +24,7 @@ _NAMES: Final[dict[Bound, str]] = {
     "bus": "the bus to the GPU",
     "model": "the model",
 }
-#: The bytes a second of PCIe 5 ×16. Of slower buses nothing is known here: no rate is told.
+#: The bytes a second of PCIe 5 ×16. Slower buses are not known here, so they have no rate.
 _FASTEST_BUS: Final = 55e9
 
 
@@ -72,7 +72,7 @@ def free_gpu_memory() -> int | None:
 
 
 def serve(
-    needed: int,
+    data_bytes: int,
     *,
     image_bytes: int,
     sample_bytes: int,
@@ -80,12 +80,12 @@ def serve(
     disk: DiskRates,
     gathering: float,
 ) -> Serving:
-    """Return how ``needed`` bytes on a disk will be served.
+    """Return how a data set of ``data_bytes`` on a disk will be served.
 
     A sample has ``sample_bytes``: an image of ``image_bytes``, with its mask and other arrays.
     Threads gather so many bytes a second.
     """
-    chosen = _choose(needed, image_bytes, memory, is_direct=disk.is_direct)
+    chosen = _choose(data_bytes, image_bytes, memory, is_direct=disk.is_direct)
     first = _epoch(0, chosen.bound, sample_bytes, disk, gathering)
     later = _epoch(chosen.held, chosen.bound, sample_bytes, disk, gathering)
     if chosen.held == 1 and first.bound == "disk":
@@ -112,19 +112,19 @@ def _held_text(chosen: _Choice, bound: Bound) -> str:
     return f"{only}{math.floor(100 * chosen.held)}% of the rows stay in RAM"
 
 
-def _choose(needed: int, image_bytes: int, memory: Memory, *, is_direct: bool) -> _Choice:
+def _choose(data_bytes: int, image_bytes: int, memory: Memory, *, is_direct: bool) -> _Choice:
     """Return the first feed that has enough memory."""
     if memory.gpu is None:
         reason = "there is no GPU. Transforms take time of the CPU, which is not counted below"
-        return _Choice("cpu", reason, "gathering", _in_page_cache(needed, memory))
-    size = size_text(needed)
-    if needed <= RESIDENT_SHARE * memory.gpu:
+        return _Choice("cpu", reason, "gathering", _in_page_cache(data_bytes, memory))
+    size = size_text(data_bytes)
+    if data_bytes <= RESIDENT_SHARE * memory.gpu:
         free = f"the {size_text(memory.gpu)} that are free on the GPU"
         return _Choice("resident", f"{size} fit in {RESIDENT_SHARE:.0%} of {free}", "model")
     if memory.ram is None:  # a Loader registers nothing then
         registered, limit = 0.0, "the available RAM, whose size is not known"
     else:
-        registered = min(1.0, REGISTERED_SHARE * memory.ram / needed)
+        registered = min(1.0, REGISTERED_SHARE * memory.ram / data_bytes)
         limit = f"{REGISTERED_SHARE:.0%} of the {size_text(memory.ram)} of available RAM"
     if registered == 1:
         name = "dma" if image_bytes >= DMA_ROW_BYTES else "uva"
@@ -133,10 +133,10 @@ def _choose(needed: int, image_bytes: int, memory: Memory, *, is_direct: bool) -
     if is_direct:
         return _Choice("disk", too_large, "bus", registered)
     reason = f"{too_large}, and files there cannot be read past the page cache"
-    return _Choice("pinned", reason, "gathering", _in_page_cache(needed, memory))
+    return _Choice("pinned", reason, "gathering", _in_page_cache(data_bytes, memory))
 
 
-def _in_page_cache(needed: int, memory: Memory) -> float:
+def _in_page_cache(data_bytes: int, memory: Memory) -> float:
     """Return the share of the rows that stays in RAM as page cache."""
     ram = math.inf if memory.ram is None else memory.ram
-    return min(1.0, PAGE_CACHE_SHARE * ram / needed)
+    return min(1.0, PAGE_CACHE_SHARE * ram / data_bytes)

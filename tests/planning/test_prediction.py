@@ -189,8 +189,8 @@ def test_the_feed_is_that_for_the_images_and_reads_their_masks(
 ) -> None:
     given: dict[str, Any] = {}
 
-    def serve(needed: int, **facts: Any) -> serving.Serving:
-        given.update(facts, needed=needed)
+    def serve(data_bytes: int, **facts: Any) -> serving.Serving:
+        given.update(facts, data_bytes=data_bytes)
         epoch = serving.Epoch("bus", None)
         return serving.Serving("dma", "", epoch, epoch, 1)
 
@@ -203,5 +203,5 @@ def test_the_feed_is_that_for_the_images_and_reads_their_masks(
         path.unlink()
     found = plan(Machine(ram=10, gpu_memory=20), masks=str(masks))
     assert (given["image_bytes"], given["sample_bytes"]) == (16 * 16 * 3, 16 * 16 * 4)
-    assert (given["needed"], given["memory"]) == (found.bytes, (10, 20))
+    assert (given["data_bytes"], given["memory"]) == (found.bytes, (10, 20))
     assert given["gathering"] == 2e9
