@@ -2,6 +2,8 @@
 
 import importlib
 import mmap
+import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from memload.doctor.checks import Check
 from memload.errors import FeedError
 from memload.feeds.limits import MemoryLimits
 from memload.machine import core_limit
+from memload.storage.file_reads import DirectFile
 from memload.storage.index import Index
 from memload.storage.mapping import address_of, map_shared, share_in_ram
 
@@ -99,9 +102,27 @@ def test_a_driver_without_a_gpu_in_torch_is_broken(
     monkeypatch.setattr(machine_checks, "_NVIDIA_DRIVER", tmp_path / "version")
     assert found_by(machine_checks.machine_checks(), "GPU").mark == "ok"
     (tmp_path / "version").touch()
-    gpu = found_by(machine_checks.machine_checks(), "GPU")
-    assert (gpu.mark, gpu.finding) == ("bad", "NVIDIA's driver is loaded, but torch finds no GPU")
-    assert gpu.remedy
+    for version, remedy in (
+        ("13.0", "Is CUDA_VISIBLE_DEVICES empty"),
+        (None, "Install torch with"),
+    ):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        gpu = found_by(machine_checks.machine_checks(), "GPU")
+        assert gpu.finding == "NVIDIA's driver is loaded, but torch finds no GPU"
+        assert (gpu.mark, gpu.remedy[: len(remedy)]) == ("bad", remedy)
+
+
+def test_a_load_is_compared_with_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for load, mark in ((4.5, "ok"), (5.0, "note")):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert found_by(machine_checks.machine_checks(), "load").mark == mark
+
+
+def test_a_limit_of_locked_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, finding in ((resource.RLIM_INFINITY, "no limit"), (8_000_000, "at most 8 MB")):
+        monkeypatch.setattr("resource.getrlimit", lambda which, limit=limit: (limit, limit))
+        assert machine_checks._locked_memory().finding.startswith(finding)
 
 
 def test_a_gpu_that_is_full_or_lent_to_another_process_is_broken(
@@ -213,6 +234,33 @@ def test_rows_that_are_held_are_told_as_a_loader_holds_them(
     loader = Loader(some, cache_bytes=10 * 4 * page)
     assert loader.feed.counts is not None
     assert loader.feed.counts.rows_to_hold == 10
+
+
+def test_a_few_rows_on_the_disk_are_told(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_checks, "share_in_ram", lambda address, size: 0.95)
+    check = found_by(data_checks.data_checks(MemmapDataset(make_dataset().path)), "in RAM")
+    assert check.finding == "95% of the rows; the first epoch reads the others from the disk"
+
+
+def test_each_file_is_opened_past_the_page_cache(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = MemmapDataset(make_dataset(rows=(3, 3)).path)
+    first, _ = dataset.shards.descriptors
+
+    def open_direct(file: int) -> DirectFile | None:
+        return DirectFile(os.dup(file), 512) if file == first else None
+
+    monkeypatch.setattr(data_checks, "open_direct", open_direct)
+    monkeypatch.setattr(data_checks, "mount_of", lambda folder: None)
+    finding = found_by(data_checks.data_checks(dataset), "O_DIRECT").finding
+    assert finding.startswith(f"{dataset.shards.paths[1].name} cannot be read past the page cache")
+    in_ram = file_systems.Mount("/", "tmpfs", "tmpfs", frozenset())
+    monkeypatch.setattr(data_checks, "mount_of", lambda folder: in_ram)
+    check = found_by(data_checks.data_checks(dataset), "O_DIRECT")
+    assert check.finding == "not needed: the files are in RAM"
 
 
 def test_the_share_in_ram_is_not_known_of_files_of_others(

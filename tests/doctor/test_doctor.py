@@ -18,8 +18,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 import memload
 from memload.bench import direct, stages
 from memload.cli import main
-from memload.doctor import data_checks, disk, loader_measurer
+from memload.doctor import data_checks, diagnosis, disk, loader_measurer
+from memload.doctor.checks import Check
+from memload.doctor.report import Diagnosis
 from memload.errors import MemloadError
+from memload.reading.samplers import ShuffledSampler
 from memload.storage.file_reads import DirectFile
 from memload.storage.index import Index
 
@@ -106,6 +109,44 @@ def test_json_has_checks_measurements_and_the_verdict(output: Path) -> None:
     )
     for line in found["measured"]:
         assert line["ms"] or line["reason"]
+
+
+def test_the_command_measures_a_loader_that_shuffles_and_transforms_256_samples(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaders: list[memload.Loader] = []
+
+    def diagnose_loader(loader: memload.Loader, *arguments: object) -> Diagnosis:
+        loaders.append(loader)
+        return Diagnosis([])
+
+    monkeypatch.setattr(diagnosis, "diagnose_loader", diagnose_loader)
+    assert run_doctor(output).exit_code == 0
+    (loader,) = loaders
+    assert loader.batch_size == 256
+    assert loader.transform is not None
+    assert isinstance(loader.sampler, ShuffledSampler)
+
+
+def test_batches_that_are_measured_have_the_columns_of_the_loader(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[tuple[str, ...]] = []
+    make_loader = loader_measurer.make_loader
+
+    def recorded(*arguments: Any, columns: Any, **options: Any) -> memload.Loader:
+        names.append(tuple(columns))
+        return make_loader(*arguments, columns=columns, **options)
+
+    def feed_check(device: Any, dataset: Any, columns: Any) -> Check:
+        names.append(tuple(columns))
+        return Check("feeds", "ok", "")
+
+    monkeypatch.setattr(loader_measurer, "make_loader", recorded)
+    monkeypatch.setattr(diagnosis, "feed_check", feed_check)
+    memload.diagnose(memload.Loader(output, 4, columns=["index"]))
+    assert len(names) > 2
+    assert set(names) == {("index",)}
 
 
 # ------------------------------------------------------------------------- five staged bottlenecks

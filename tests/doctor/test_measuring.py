@@ -1,5 +1,6 @@
 """What the doctor makes of measured times. Tables give these times, and nothing depends on clocks."""
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,12 +39,14 @@ def subjects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def use_table(subjects: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[Table, int], None]:
-    """A function that gives stages these times. All others take 10 ms."""
+    """A function that gives stages these times; 0: not measured. All others take 10 ms."""
 
     def use(table: Table, batch_size: int) -> None:
         def measure_in_turn(group: Sequence[Stage], rounds: int) -> None:
             for stage in group:
                 ms = table.get(stage.subject, 10.0)
+                if not ms:
+                    continue
                 if isinstance(ms, Sequence):
                     ms = ms[subjects.count(stage.subject)]
                 subjects.append(stage.subject)
@@ -114,6 +117,18 @@ def test_what_contradicts_the_rest_is_measured_once_more(
     assert found.times.batch == pytest.approx(100)
     # The work of one thread follows from the others: 10 ms with 4 threads.
     assert found.times.parts == pytest.approx({"gathering": 8, "transform": 32})
+
+
+def test_parts_of_the_work_are_never_negative(output: Path, use_table: Use) -> None:
+    use_table({"Loader, feed cpu, 1 thread, no transform": 900}, 4)
+    parts = memload.diagnose(loader_of(output)).times.parts
+    assert parts == pytest.approx({"gathering": 10, "transform": 0})
+
+
+def test_work_that_could_not_be_divided_is_told_as_a_whole(output: Path, use_table: Use) -> None:
+    use_table({"Loader, feed cpu, 1 thread, no transform": 0}, 4)
+    found = memload.diagnose(loader_of(output), step_ms=1)
+    assert (found.times.parts, found.verdict.bound) == ({}, "loading")
 
 
 def test_what_all_settings_are_compared_with_is_measured_twice(
@@ -204,6 +219,37 @@ def test_no_stage_begins_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch
     assert runner.measure(Stage("of another kind", group[0].prepare), kind="disk") == 10
     assert runner.measure_anyway(Stage("anyway", group[0].prepare), kind="loader") == 10
     assert runner.measure(Stage("stage 0", group[0].prepare), kind="loader") == 10  # as before
+
+
+def test_the_longest_stage_of_a_kind_tells_how_long_the_next_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, seconds = 0.0, iter([8, 1, 1, 1])
+
+    def measure_in_turn(group: Sequence[Stage], rounds: int) -> None:
+        nonlocal now
+        now += next(seconds)
+        group[0].rates.append(100.0)
+
+    monkeypatch.setattr(measurements, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(measurements, "measure_in_turn", measure_in_turn)
+    runner = StageRunner(batch_size=1, seconds=17)
+    found = [runner.measure(Stage(name, lambda: lambda: 0.0), kind="loader") for name in "abcd"]
+    assert found == [10, 10, 10, None]
+
+
+def test_a_copy_of_a_dataloader_has_its_settings() -> None:
+    settings: dict[str, Any] = {
+        "collate_fn": list,
+        "prefetch_factor": 3,
+        "timeout": 7,
+        "worker_init_fn": print,
+        "multiprocessing_context": multiprocessing.get_context("spawn"),
+    }
+    loader = DataLoader(range(9), 3, num_workers=2, **settings)
+    copy = dataloader_measurer._like(loader, 1, [[8], [0]])
+    assert {name: getattr(copy, name) for name in settings} == settings
+    assert list(dataloader_measurer._like(loader, 0, [[8], [0]])) == [[8], [0]]
 
 
 @pytest.mark.parametrize(("in_ram", "bound"), [(0.0, "disk"), (1.0, "model")])
