@@ -70,6 +70,7 @@ class LoaderMeasurer:
         plain_ms = self._without_transform()
         trials += self._try_threads(n for n in _threads() if n > loader.num_threads)
         trials += self._try_prefetch_factors(trials)
+        # All of these are lines of the table. The parts of the feed pinned need the first one.
         gathering = runner.sweep(_threads(), partial(gather_stage, self._setting), kind="gathering")
         # That only tells whether fewer threads would do.
         trials += self._try_threads(n for n in _threads()[::-1] if n < loader.num_threads)

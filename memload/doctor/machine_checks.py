@@ -133,11 +133,13 @@ def _compiler(has_gpu: bool) -> Check:
     header = Path(sysconfig.get_path("include"), "Python.h")
     if found and os.access(header, os.R_OK):
         return Check("C compiler", "ok", found)
-    missing = f"{header} cannot be read" if found else "none found (CC, gcc, clang)"
+    missing, remedy = "none found (CC, gcc, clang)", "Run 'apt install gcc python3-dev', or set CC"
+    if found:
+        missing, remedy = f"{header} cannot be read", "Run 'apt install python3-dev'"
     if not has_gpu:
-        return Check("C compiler", "ok", f"{missing}, and not needed without a GPU")
-    finding = f"{missing}, which Triton needs: for transforms on the GPU and the feed uva"
-    return Check("C compiler", "note", finding, "Run 'apt install gcc python3-dev', or set CC")
+        return Check("C compiler", "ok", f"{missing}. None is needed without a GPU")
+    finding = f"{missing}. Triton needs it for transforms on the GPU and the feed uva"
+    return Check("C compiler", "note", finding, remedy)
 
 
 def _locked_memory() -> Check:

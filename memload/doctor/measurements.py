@@ -49,8 +49,8 @@ class StageRunner:
     def measure(self, stage: Stage, *, kind: Kind) -> float | None:
         """Measure a stage. If its subject was measured before, the faster result counts.
 
-        Returns None, and notes the reason, if it cannot be measured. Raises errors of the
-        measurement itself, other than those of preparing it.
+        Returns None if it cannot be measured. Errors while preparing become the reason. Errors
+        while measuring are raised.
         """
         if time.monotonic() + self._longest.get(kind, 0.0) > self._end:
             stage.reason = "not measured: there was no time left"

@@ -157,6 +157,7 @@ def test_a_python_whose_header_may_not_be_read_cannot_compile(
     monkeypatch.setattr(machine_checks.os, "access", lambda path, mode: False)
     check = machine_checks._compiler(True)
     assert (check.mark, "Python.h cannot be read" in check.finding) == ("note", True)
+    assert check.remedy == "Run 'apt install python3-dev'"
 
 
 def test_a_libjpeg_without_turbo_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
