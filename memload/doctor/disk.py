@@ -43,7 +43,7 @@ def disk_times(
     cold_ms: float | None,
     limits: MemoryLimits = NO_LIMITS,
 ) -> tuple[float, float]:
-    """Return what reading a batch takes now, and after the first epoch, in milliseconds.
+    """Return what reading a batch takes from now on, and after the first epoch, in milliseconds.
 
     ``cold_ms`` is what it takes if none of its rows is in RAM; None if that is not known. Only the
     images count there and now. Masks and other arrays take their share of RAM.
@@ -51,7 +51,8 @@ def disk_times(
     if cold_ms is None or feed == "resident":  # which reads all rows before the first batch
         return 0.0, 0.0
     in_ram = rows_in_ram(dataset) or 0.0
-    return (1 - in_ram) * cold_ms, (1 - share_held(dataset, feed, limits)) * cold_ms
+    later = (1 - share_held(dataset, feed, limits)) * cold_ms
+    return max((1 - in_ram) * cold_ms, later), later  # rows that do not stay are of no use
 
 
 def bring_sample_to_ram(setting: Setting) -> None:

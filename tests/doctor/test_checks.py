@@ -230,6 +230,8 @@ def test_rows_that_are_held_are_told_as_a_loader_holds_them(
     assert in_ram.mark == "note"
     assert disk.disk_times(dataset, "cpu", 80, half) == pytest.approx((80, 40), abs=1)
     assert disk.disk_times(dataset, "resident", 80, half) == (0, 0)
+    monkeypatch.setattr(data_checks, "share_in_ram", lambda address, size: 1.0)
+    assert disk.disk_times(dataset, "cpu", 80, half) == pytest.approx((40, 40), abs=1)
     some = dataset.subset(range(0, rows, 60))  # few pages of each window
     assert share(some, "cpu", half._replace(cache=10 * 4 * page)) == 1
     loader = Loader(some, cache_bytes=10 * 4 * page)
