@@ -46,6 +46,7 @@ def path(make_dataset: Callable[..., Any]) -> Path:
 
 
 @listed
+@pytest.mark.slow
 def test_a_test_that_leaves_something_behind_fails(tmp_path: Path) -> None:
     conftest = Path(__file__).with_name("conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest.replace("patience=5", "patience=0"))

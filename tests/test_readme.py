@@ -167,8 +167,14 @@ def marks_of(page: Path) -> list[pytest.MarkDecorator]:
     ],
 )
 def test_the_examples_of_a_page_run(
-    page: Path, names: dict[str, Any], containers: Any, tqdm_monitor: None
+    page: Path,
+    names: dict[str, Any],
+    containers: Any,
+    tqdm_monitor: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("memload.bench.stages.SECONDS", 0)  # a diagnosis measures little
+    monkeypatch.setattr("memload.doctor.disk._SECONDS", 0)
     if page.name in ("sources.md", "huggingface.md"):
         write_more_sources(containers)
     if page.name in ("segmentation.md", "arrays.md"):
