@@ -38,8 +38,9 @@ def diagnose(loader: Loader | DataLoader[Any], step_ms: float | None = None) -> 
     Takes at most 30 s, unless a single batch takes seconds. Of a Loader, others with the same
     settings are measured, in random order, over up to 256 MiB of rows that are read into RAM before
     that. ``cache_bytes`` and ``resident_bytes`` count for what later epochs read from the disk. Its
-    own state does not change. Of a DataLoader, copies are measured, which call its
-    sampler and its data set. With CUDA, call it before the training begins, or after.
+    own state does not change. Of a DataLoader, copies are measured, which call its sampler and its
+    data set: a sampler that can be iterated over only once is used up. With CUDA, call it before
+    the training begins, or after.
 
     Raises TypeError for what is neither, and for a ``step_ms`` that is no number. Raises ValueError
     for one that is not positive, for a loader without batches, and for one that leaves making

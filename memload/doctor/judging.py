@@ -63,9 +63,8 @@ def judge(times: Times, step_ms: float | None = None, *, is_busy: bool = False) 
     """
     is_disturbed = is_busy or bool(outliers(times.trials))
     noise = _NOISE_IF_DISTURBED if is_disturbed else _NOISE
-    is_disk = times.disk > times.batch
-    # Threads read the disk, too. That is measured with many of them, so fewer are no use.
-    best = recommended(times.trials, None if is_disk else step_ms, noise)
+    # Threads read the disk, too. It was measured with many of them: do not advise fewer.
+    best = recommended(times.trials, None if times.is_disk_slower else step_ms, noise)
     better = best if best and _is_better(best, times, noise) else None
     data_ms, wait_ms = _data_ms(times, times.disk), None
     bound = _slowest(times, step_ms, better, noise)
@@ -153,7 +152,7 @@ def _sentence(
 
 def _slowest(times: Times, step_ms: float | None, better: Trial | None, noise: float) -> Bound:
     """Return what the data waits for."""
-    if times.disk > times.batch:
+    if times.is_disk_slower:
         return "disk"
     if _is_better_without_workers(times, noise):
         return "workers"

@@ -56,6 +56,11 @@ class Times:
     is_on_gpu: bool = False
     has_gpu: bool = True
 
+    @property
+    def is_disk_slower(self) -> bool:
+        """Whether a batch takes longer to be read from the disk than to be made."""
+        return self.disk > self.batch
+
 
 def outliers(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials that took much longer than another one allows.
