@@ -13,11 +13,12 @@ device and end in bfloat16:
   below `--jpegs`, or 64 made ones of ImageNet's sizes, again and again.
 
 Every way is warmed up, which also tells how many steps take `--seconds`. In a round each has a turn
-of so many steps, a multiple of the workers. A turn begins a new iteration, whose first steps are not
-timed: a quarter of the others, or with workers one batch of each, so that what was made ahead counts
-for none. The clock starts and stops when the device has done its work. Cores: CPU time of feeding
-over the time of a turn; that is what the training thread takes to ask for a batch, all other threads
-but autograd's, and workers.
+of so many steps; with workers, it is at least four batches of each. A turn begins a new iteration,
+whose first steps are not timed: a quarter of the others, or with workers one batch of each, so that
+what was made ahead counts for none. Workers have two more batches each to make when the clock
+stops, as within an epoch. It starts and stops when the device has done its work. Cores: CPU time of
+feeding over the time of the timed steps; that is what the training thread takes to ask for a batch,
+all other threads but autograd's, and workers.
 
 `--quick` measures the Loaders alone. So does `--masks`, where a mask of the same size comes with each
 image and moves with it; the step does not use it. `--recipe imagenet_v2` measures the Loaders with
@@ -101,7 +102,7 @@ class Feeding:
     begin: Begin
     workers: int = 1  #: timed steps are a multiple of these, as their batches come together
     seconds: float = 0.6
-    steps: int = 0  #: in each turn, once it is known how long one takes
+    steps: int = 0  #: that are timed in each turn, once it is known how long one takes
 
     def __call__(self) -> dict[str, float]:
         """Take a turn; return images a second and the cores that feeding took."""
@@ -116,24 +117,33 @@ class Feeding:
             steps *= 2
             rate, _, seconds = self._run(steps)
         turns = round(self.seconds * rate / self.training.shape[0] / self.workers)
-        self.steps = self.workers * max(1 if self.workers > 1 else 4, turns)
+        self.steps = self.workers * max(4, turns)
 
     def _run(self, steps: int) -> tuple[float, float, float]:
         """Train for some steps; return images a second, cores and seconds."""
-        untimed = self.workers if self.workers > 1 else max(4, steps // 4)
-        begun, before, asking = time.perf_counter(), feeding_time(), 0.0
-        batches = self.begin(untimed + steps)
-        for number in range(untimed + steps):
-            if number == untimed:
-                start = self.training.now()
-            asked = time.thread_time()
-            images, labels, *_ = next(batches)
-            asking += time.thread_time() - asked
-            self.training.step(images, labels)
+        untimed, ahead = (
+            (self.workers, 2 * self.workers) if self.workers > 1 else (max(4, steps // 4), 0)
+        )
+        batches = self.begin(untimed + steps + ahead)
+        for _ in range(untimed):
+            self._step(batches)
+        self.training.now()
+        before = feeding_time()
+        start = self.training.now()
+        asking = sum(self._step(batches) for _ in range(steps))
         end = self.training.now()
-        cores = (feeding_time() - before + asking) / (end - begun)
-        next(batches, None)  # a DataLoader has no more, which ends its iteration
+        cores = (feeding_time() - before + asking) / (end - start)
+        for _ in itertools.islice(batches, ahead + 1):
+            pass  # the iteration of a DataLoader ends, and its workers are idle
         return steps * self.training.shape[0] / (end - start), cores, end - start
+
+    def _step(self, batches: Iterator[Any]) -> float:
+        """Train on the next batch; return the CPU seconds that asking for it took."""
+        asked = time.thread_time()
+        images, labels, *_ = next(batches)
+        asking = time.thread_time() - asked
+        self.training.step(images, labels)
+        return asking
 
 
 def feeding_time() -> float:
