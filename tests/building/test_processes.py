@@ -199,6 +199,21 @@ def test_what_comes_of_troubles_while_a_worker_starts(
     assert (done.stdout[: len(message)], done.stderr) == (message, "")
 
 
+@LINUX
+def test_a_worker_ends_at_sigterm_whatever_the_script_does_then(tmp_path: Path) -> None:
+    def end(number: int) -> None:
+        if number == 2 and not (tmp_path / "ended").exists():
+            (tmp_path / "ended").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise ValueError("This sample is rejected.")
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        assert build(Numbered(4, end), tmp_path, num_workers=1).samples == 4
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 #: Has memload start its workers anew, as on macOS.
 SPAWN = """
 import multiprocessing, sys
