@@ -10,8 +10,8 @@ holds all rows in RAM here; `cold.py` has larger files.
 never waited for; the first step of an epoch is left out, and the slowest 2 % of the others.
 
 Beside them, in one table with the same limit, what else feeds a device: a DataLoader that decodes
-JPEGs (64 photograph-like ones of ImageNet's sizes, again and again; Pillow, resized bilinearly and
-cropped to 224) and the stock DataLoader over `MemmapDataset` (with torch's default collate and with
+JPEGs (those below `--jpegs`, or 64 photograph-like ones of ImageNet's sizes, again and again;
+Pillow, resized bilinearly and cropped to 224) and the stock DataLoader over `MemmapDataset` (with torch's default collate and with
 `fast_collate`), both with page-locked memory and as many workers as there are cores. An epoch of all these, and of the
 Loaders beside them, is `--batches` batches a worker. With workers the clock starts behind the first
 batch of each, so that no start is in it. `--quick` leaves this table out.
@@ -163,12 +163,11 @@ def starting(path: Path) -> Way:
     return way
 
 
-def others(path: Path, folder: Path, batches_a_worker: int) -> dict[str, Way]:
+def others(path: Path, files: list[Path], batches_a_worker: int) -> dict[str, Way]:
     """Return what else feeds a device, beside Loaders."""
     workers, batch = len(os.sched_getaffinity(0)), 256
     count = batches_a_worker * workers * batch
     dataset = memload.MemmapDataset(path).subset(range(count))
-    files = find_jpegs(None, folder / "jpegs", 64)
     jpegs = Numbered(
         list(itertools.islice(itertools.cycle(files), count)), partial(planes, side=224)
     )
@@ -219,7 +218,8 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         name = f"host time a step, resident, 32×32×3, batch {batch}, without the slowest 2 % (µs)"
         found[name] = host_time(small, batch)
     if not options.quick:
-        add(OTHERS, others(large, folder, options.batches))
+        files = find_jpegs(options.jpegs, folder / "jpegs", 64)
+        add(OTHERS, others(large, files, options.batches))
     found[f"a new Loader of {large.stat().st_size / 1e9:.1f} GB"] = starting(large)
     return found
 
@@ -227,7 +227,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 if __name__ == "__main__":
     run_benchmark(
         ways,
-        options={"images": 40_000, "small": 400_000, "rounds": 5, "batches": 4},
+        options={"images": 40_000, "small": 400_000, "rounds": 5, "batches": 4, "jpegs": None},
         quick={"images": 20_000, "small": 200_000},
         ratios={
             f"{table} › {name} / {LIMITS.get(name, 'copy')}": (
