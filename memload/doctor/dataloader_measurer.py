@@ -81,7 +81,7 @@ class DataLoaderMeasurer:
         )
 
     def _bring_to_ram(self, dataset: MemmapDataset) -> None:
-        """Read the samples to measure on. If they are too many, make batches of the first ones."""
+        """Read the samples to measure on. If there are too many, the first ones come repeatedly."""
         end = time.monotonic() + _WARMING_SECONDS
         most = max(1, _SAMPLE_BYTES // dataset.shards.array.row_bytes)
         samples: list[int] = []
@@ -156,9 +156,10 @@ def _epoch_length(loader: DataLoader[Any], otherwise: int) -> int:
 
 
 def _batch_ms(loader: DataLoader[Any], *, epoch: int, workers_persist: bool) -> float:
-    """Return what a batch takes, of which an epoch has so many.
+    """Return the milliseconds of one batch. ``epoch`` is how many batches an epoch has.
 
-    Starting workers in each epoch belongs to it, unless they persist. A long epoch is left early.
+    The start of workers counts, a batch's share of it, unless they persist from epoch to epoch. A
+    long epoch is left early.
     """
     start, workers = time.perf_counter(), loader.num_workers
     arrivals = []

@@ -70,9 +70,9 @@ class LoaderMeasurer:
         plain_ms = self._without_transform()
         trials += self._try_threads(n for n in _threads() if n > loader.num_threads)
         trials += self._try_prefetch_factors(trials)
-        # All of these are lines of the table. The parts of the feed pinned need the first one.
+        # All of these are printed. The parts of the feed pinned need that of one thread.
         gathering = runner.sweep(_threads(), partial(gather_stage, self._setting), kind="gathering")
-        # That only tells whether fewer threads would do.
+        # Fewer threads come last: they only tell whether some can be saved.
         trials += self._try_threads(n for n in _threads()[::-1] if n < loader.num_threads)
         trials = self._repeat(trials)
         if self.feed == "cpu":
@@ -119,9 +119,9 @@ class LoaderMeasurer:
         return [Trial(threads, factor, ms) for threads, factor, ms in found if ms is not None]
 
     def _repeat(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Measure once more what all are compared with, and what contradicts the rest.
+        """Measure the Loader's own settings and outliers once more. The better result counts.
 
-        Other processes may have been at work. The better result counts.
+        Other processes may have been at work the first time.
         """
         chosen = dict.fromkeys([trials[0], *outliers(trials)])
         repeated = self._try((trial.num_threads, trial.prefetch_factor) for trial in chosen)
