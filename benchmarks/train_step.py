@@ -15,7 +15,7 @@ device and end in bfloat16:
 Every way is warmed up, which also tells how many steps take `--seconds`. In a round each has a turn
 of so many steps; with workers, it is at least four batches of each. A turn begins a new iteration,
 whose first steps are not timed: a quarter of the others, or with workers one batch of each, so that
-what was made ahead counts for none. Workers have two more batches each to make when the clock
+batches made before the clock starts do not count. Workers have two more batches each to make when the clock
 stops, as within an epoch. It starts and stops when the device has done its work. Cores: CPU time of
 feeding over the time of the timed steps; that is what the training thread takes to ask for a batch,
 all other threads but autograd's, and workers.

@@ -230,7 +230,7 @@ class _Worker:
                 return f"decoding it killed the process ({signal.Signals(-code).name})"
             return f"decoding it ended the process (exit status {code})"
         limit = timeout if row != _NO_ROW else max(timeout, _START_SECONDS)
-        return f"it took longer than {timeout:g} s" if self.seconds > limit else ""
+        return f"it took longer than {limit:g} s" if self.seconds > limit else ""
 
     def kill(self) -> None:
         if self.process.pid is not None:
@@ -263,7 +263,7 @@ def _serve(
         # Its threads were not forked, and an operation that uses them would never end.
         sys.modules["torch"].set_num_threads(1)
     note_row = functools.partial(operator.setitem, current_rows, number)
-    work, result = None, None
+    work = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         while True:
             chunk = connection.recv()

@@ -80,8 +80,8 @@ def plan(
     """Before building: how large OUT.BIN will be, how long that takes, and what will read it.
 
     SOURCE and all options but the three of the machine are those of 'memload build'. SOURCE is
-    listed, and 200 of its records are converted to find out. They go into a folder beside OUT.BIN,
-    or with temporary files if its disk is full. The folder is removed again.
+    listed, and 200 or more of its records are converted to find out. They go into a folder beside
+    OUT.BIN, or with temporary files if its disk is full. The folder is removed again.
 
     \b
       memload plan images/ --size 256

@@ -2,11 +2,12 @@
 
 import time
 import warnings
+from collections.abc import Sequence
 from itertools import chain, cycle, islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from memload.bench import stages
 from memload.bench.loading import warm_loader
@@ -16,9 +17,10 @@ from memload.doctor.disk import bring_sample_to_ram, disk_stage, disk_times
 from memload.doctor.measurements import StageRunner
 from memload.doctor.times import Part, Times
 from memload.reading.dataset import MemmapDataset
+from memload.reading.streams import tensors_of
 
-#: Seconds of iterating over a DataLoader, at most, once its first batch is there; and seconds after
-#: which that is the only one, without workers.
+#: Seconds of iterating over a DataLoader, at most, from its first batch on. Without workers, from
+#: the start.
 _EPOCH_SECONDS = 3.0
 #: Batches of an epoch that is measured, at most. They come again and again from those in RAM.
 _BATCHES = 256
@@ -91,7 +93,8 @@ class DataLoaderMeasurer:
                 number = max(1, len(samples) // size)
                 self._batches = [list(islice(again, size)) for _ in range(number)]
                 return
-            self._loader.collate_fn([self._loader.dataset[index]])  # which reads the row
+            for tensor in tensors_of(self._loader.dataset[index]):
+                tensor.clone()  # which reads the row
             samples.append(index)
 
     def _loading(self, num_workers: int) -> Stage:
@@ -112,20 +115,21 @@ class DataLoaderMeasurer:
         If there is no time to measure that, it is not divided.
         """
         dataset: Any = self._loader.dataset
-        samples_ms = self._fetching("reading and collating samples", dataset)
+        indices: Sequence[int] = self._batches[0]
+        samples_ms = self._fetching("reading and collating samples", dataset, indices)
         if self.dataset is None:
             return {"dataset": samples_ms or batch_ms}
-        if samples_ms is None or not self.dataset.has_transform:
+        dataset, indices = _within_subsets(dataset, indices)
+        if samples_ms is None or dataset is not self.dataset or not self.dataset.has_transform:
             return {"samples": samples_ms or batch_ms}
-        plain_ms = self._fetching(
-            "the same, without the transform", self.dataset._without_transforms()
-        )
+        plain = self.dataset._without_transforms()
+        plain_ms = self._fetching("the same, without the transform", plain, indices)
         if plain_ms is None:
             return {"samples": samples_ms}
         return {"samples": plain_ms, "transform": max(0.0, samples_ms - plain_ms)}
 
-    def _fetching(self, subject: str, dataset: Any) -> float | None:
-        indices, collate = self._batches[0], self._loader.collate_fn
+    def _fetching(self, subject: str, dataset: Any, indices: Sequence[int]) -> float | None:
+        collate = self._loader.collate_fn
 
         def step() -> int:
             collate([dataset[index] for index in indices])
@@ -169,8 +173,9 @@ def _batch_ms(loader: DataLoader[Any], *, epoch: int, workers_persist: bool) -> 
         is_whole_round = len(arrivals) % max(1, workers) == 0  # as all workers finish together
         if arrivals[-1] - begun > _EPOCH_SECONDS and is_whole_round and len(arrivals) < epoch:
             break
-    end, first = time.perf_counter(), arrivals[0]
-    is_whole_epoch = len(arrivals) == epoch
+    first, is_whole_epoch = arrivals[0], len(arrivals) == epoch
+    # Workers end at the end of an epoch, and that belongs to it, too.
+    end = time.perf_counter() if is_whole_epoch else arrivals[-1]
     if is_whole_epoch and workers_persist and epoch > 1:
         return 1000 * (end - first) / (epoch - 1)
     # Some were made while the first one was waited for. They and the round of that do not count.
@@ -202,6 +207,13 @@ def _like(loader: DataLoader[Any], num_workers: int, batches: list[list[int]]) -
             num_workers=num_workers,
             **options,
         )
+
+
+def _within_subsets(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
+    """Return the data set of which another is a Subset, if it is one, and the indices in it."""
+    while isinstance(dataset, Subset):
+        dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+    return dataset, indices
 
 
 def _memmap_dataset(dataset: Any) -> MemmapDataset | None:

@@ -8,8 +8,7 @@ from memload.doctor.times import Part, Times, Trial, milliseconds, outliers
 
 Bound = Literal["model", "disk", "threads", "prefetching", "workers", "loading", Part]
 
-#: What takes up to this many times as long as something else is as fast, as far as can be measured;
-#: and the same while other processes are at work.
+#: Times within this factor of each other count as equal; and while other processes are at work.
 _NOISE, _NOISE_IF_DISTURBED = 1.25, 1.5
 #: A model that waits for less than this share of its step is what bounds the training.
 _NEGLIGIBLE = 0.05
@@ -96,9 +95,10 @@ def recommended(
 ) -> Trial | None:
     """Return the best settings for a model that takes ``step_ms`` a batch; None without a choice.
 
-    The settings with the fewest threads that keep up with the model are the best ones. If none do,
-    the fastest are. The user's own, which come first, stay if they take up to ``noise`` times as
-    long as these.
+    Times within the factor ``noise`` of each other count as equal. If some settings keep up with
+    the model, the best ones are those with the fewest threads. If none do, the best ones are those
+    with the fewest threads that are as fast as the fastest. The user's own, which come first, stay
+    if they are as fast as the best ones, unless these keep up with fewer threads.
 
     >>> trials = [Trial(2, 2, ms=26), Trial(1, 2, ms=50), Trial(4, 2, ms=14), Trial(8, 2, ms=13.9)]
     >>> recommended(trials), recommended(trials, step_ms=40)
@@ -154,7 +154,7 @@ def _slowest(times: Times, step_ms: float | None, better: Trial | None, noise: f
     """Return what the data waits for."""
     if times.is_disk_slower:
         return "disk"
-    if _is_better_without_workers(times, noise):
+    if _is_better_without_workers(times, step_ms, noise):
         return "workers"
     if better and (step_ms is None or better.ms <= step_ms or times.trials[0].num_threads == 0):
         is_same_number = better.num_threads == times.trials[0].num_threads
@@ -164,14 +164,16 @@ def _slowest(times: Times, step_ms: float | None, better: Trial | None, noise: f
     return max(times.parts, key=lambda part: times.parts[part])
 
 
-def _is_better_without_workers(times: Times, noise: float) -> bool:
-    if not times.num_workers or times.without_workers is None:
+def _is_better_without_workers(times: Times, step_ms: float | None, noise: float) -> bool:
+    """Return whether training is faster if the training loop makes batches, and then trains."""
+    alone = times.without_workers
+    if not times.num_workers or alone is None:
         return False
-    return noise * times.without_workers < times.batch
+    return noise * alone < times.batch and alone + (step_ms or 0) < times.batch
 
 
 def _longest(bound: Bound, times: Times, better: Trial | None) -> str:
-    """Return what takes longest, without what it takes if that is the time of the whole batch."""
+    """Name what takes longest, without its time, which is not known of single parts."""
     return f"{_NAMES[bound]} takes longest" if bound in _NAMES else _described(bound, times, better)
 
 
@@ -268,7 +270,8 @@ def _spare_workers(times: Times, step_ms: float | None) -> str:
         return ""
     return (
         f"The DataLoader's {times.num_workers} workers are not needed: without them, a batch takes "
-        f"{_ms(alone)}. A memload.Loader loads it while the model is at work."
+        f"{_ms(alone)}. Use a memload.Loader, which loads it while the model is at work. With "
+        "num_workers=0, the model waits for it."
     )
 
 

@@ -26,7 +26,7 @@ from memload.wording import counted
 #: Numbers of threads to try, as far as there are cores.
 _THREADS = (1, 2, 4, 8)
 _PREFETCH_FACTORS = (1, 2, 4)
-#: Seconds after which a Loader is no longer waited for, before its time counts and then.
+#: Seconds of warming a Loader up, at most, and of measuring it.
 _MAX_SECONDS = 2.0
 #: Rows to gather, at most: more than the cache of a CPU holds.
 _SAMPLE_BYTES = 256 << 20
@@ -159,6 +159,7 @@ class LoaderMeasurer:
             if transform_ms is not None:
                 parts["transform"] = transform_ms
         if self.feed == "pinned" and gather_ms is not None:  # its threads do nothing else
+            # So much at least: several threads share the bandwidth of the memory.
             parts["gathering"] = gather_ms / max(1, self._loader.num_threads)
         return parts
 
@@ -214,7 +215,7 @@ class LoaderMeasurer:
     def _steady_rate(self, batches: Generator[Any, None, None], group: int, threads: int) -> float:
         """Return images a second over whole groups of batches, or of what comes in 2 s.
 
-        Batches count if there are as many from each thread: these arrive at the same time.
+        It stops after the same number of batches from each thread, since these arrive together.
         """
         start = time.perf_counter()
         images, passed = 0, 0.0

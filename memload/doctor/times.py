@@ -38,8 +38,8 @@ class Times:
 
     #: From one batch to the next, as the loader is set up, while its rows are in RAM.
     batch: float
-    #: Its rows that are not in RAM now or do not stay there, from the disk; and those that are
-    #: still read there once an epoch has read all of them.
+    #: Reading those of its rows that are not in RAM from the disk, in the first epoch; and in later
+    #: ones.
     disk: float = 0.0
     disk_later: float = 0.0
     #: The work on a batch, by what it is. On the CPU that of one thread or process. Empty: it was

@@ -29,9 +29,9 @@ from memload.planning.sampling import Sample
 _LEAST_SECONDS: Final = 2.0
 #: Of a group, so many rows are timed at once.
 _PIECE_ROWS: Final = 10
-#: Two standard errors, which the mean of one in 20 samples exceeds. With fewer pieces than that,
-#: the error itself is hardly known.
+#: The mean of one in 20 samples is off by more standard errors.
 _STANDARD_ERRORS: Final = 2.0
+#: With fewer pieces, the standard error itself is hardly known.
 _LEAST_PIECES: Final = 4
 
 
@@ -178,7 +178,7 @@ def _chunks_that_count(
     """Return what was done again, as it varies less, or what was done first.
 
     What was done again does not count if it is less than the sample. Nor does it if the files came
-    from a disk the first time, since they were in RAM then.
+    from a disk the first time, since the second time they came from RAM.
     """
     pieces = list(itertools.chain.from_iterable(first))
     rows = sum(piece.rows for piece in pieces)

@@ -68,8 +68,8 @@ def predict(
     ``announce`` is told so before. ``seconds_so_far`` is what this process used before: mostly for
     imports, which a build needs, too.
 
-    Raises as `memload.build` does, before it converts anything. Only an ``output`` that exists is
-    no error.
+    Raises as `memload.build` does, before it converts anything. An ``output`` that exists is no
+    error, but one of a build that has not ended is.
     """
     started = time.perf_counter()
     given_workers = options.pop("num_workers")
@@ -302,7 +302,10 @@ def _notes(measured: _Measured, existing: Sequence[Path]) -> Iterator[str]:
 def _warnings(
     listing: _Listing, conversion: Conversion, free_bytes: int, rejected: int
 ) -> Iterator[str]:
-    """Yield why the build would publish nothing. So many of the records cannot be used."""
+    """Yield why the build would publish nothing.
+
+    ``rejected`` is how many of all records probably cannot be used.
+    """
     request, records = listing.request, len(listing.source)
     if listing.data_bytes > free_bytes:
         yield (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 import memload
 from memload.bench import stages
@@ -22,6 +22,7 @@ from memload.doctor import (
     loader_measurer,
     measurements,
 )
+from memload.doctor.dataloader_measurer import DataLoaderMeasurer
 from memload.doctor.measurements import StageRunner
 
 #: Milliseconds of a stage, or of each time that it is measured.
@@ -297,6 +298,34 @@ def test_a_dataloader_is_measured_on_the_first_samples_of_its_sampler_once_they_
     assert set(dataset.asked) == set(first)
 
 
+def test_of_a_subset_the_same_rows_are_read_without_the_transform(
+    output: Path, use_table: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_table({}, 2)
+    asked = []
+
+    def fetching(measurer: Any, subject: str, dataset: Any, indices: Sequence[int]) -> float:
+        asked.append([dataset[index][1] for index in indices])
+        return 10.0 / len(asked)
+
+    monkeypatch.setattr(DataLoaderMeasurer, "_fetching", fetching)
+    dataset = memload.MemmapDataset(output, columns=["index"], transform=same)
+    loader = DataLoader(Subset(Subset(dataset, [11, 10, 9, 8]), [1, 3]), 2)
+    assert memload.diagnose(loader).times.parts == {"samples": 5, "transform": 5}
+    assert asked == [[10, 8], [10, 8]]
+
+
+def whole(samples: list[Any]) -> Any:
+    assert len(samples) == 4
+    return default_collate(samples)
+
+
+def test_a_collate_function_is_given_whole_batches_only(output: Path, use_table: Use) -> None:
+    use_table({}, 4)
+    loader = DataLoader(memload.MemmapDataset(output), 4, collate_fn=whole)
+    assert memload.diagnose(loader).batch_size == 4
+
+
 def test_samplers_that_can_be_used_once_or_have_no_length_will_do(
     output: Path, use_table: Use
 ) -> None:
@@ -340,7 +369,7 @@ class Arrivals:
 
     def __init__(self, seconds: Sequence[float], num_workers: int) -> None:
         self.seconds, self.num_workers, self.prefetch_factor = seconds, num_workers, 2
-        self.now = 0.0
+        self.now, self.ending = 0.0, 0.0
 
     def perf_counter(self) -> float:
         return self.now
@@ -349,9 +378,12 @@ class Arrivals:
         return len(self.seconds)
 
     def __iter__(self) -> Iterator[None]:
-        for second in self.seconds:
-            self.now = second
-            yield None
+        try:
+            for second in self.seconds:
+                self.now = second
+                yield None
+        finally:  # workers end
+            self.now += self.ending
 
 
 @pytest.mark.parametrize(
@@ -380,6 +412,16 @@ def test_a_batch_of_a_dataloader_takes_what_an_epoch_takes_divided_by_its_batche
     monkeypatch.setattr(dataloader_measurer, "time", loader)
     found = dataloader_measurer._batch_ms(loader, epoch=len(seconds), workers_persist=persist)
     assert found == pytest.approx(ms, abs=0.01)
+
+
+def test_the_end_of_workers_does_not_count_if_an_epoch_is_left_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader: Any = Arrivals([4.0, 4.0, 8.0, 8.0, 12.0, 12.0], num_workers=2)
+    loader.ending = 5.0
+    monkeypatch.setattr(dataloader_measurer, "time", loader)
+    found = dataloader_measurer._batch_ms(loader, epoch=6, workers_persist=False)
+    assert found == pytest.approx(2000)
 
 
 def test_a_loader_for_comparison_finds_its_rows_in_ram(
