@@ -213,8 +213,11 @@ def _on_shared_cores(times: Times, bound: Bound, step_ms: float | None) -> str:
         return f"Without a GPU, loading takes the cores from the model for {taken} of each step."
     if times.batch <= _NEGLIGIBLE * step_ms:
         return ""
-    total = _ms(step_ms + times.batch)
-    return f"Without a GPU, model and loading share the cores: a step may take {total}."
+    least, most = max(step_ms, times.batch), step_ms + times.batch
+    return (
+        "Without a GPU, model and loading share the cores: a step takes "
+        f"{milliseconds(least)} to {_ms(most)}."
+    )
 
 
 def _remedy(bound: Bound, times: Times, step_ms: float | None, better: Trial | None) -> str:

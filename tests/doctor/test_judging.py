@@ -229,9 +229,9 @@ def test_a_slow_disk_keeps_its_threads() -> None:
 def test_without_a_gpu_loading_takes_cores_from_the_model() -> None:
     shared = {"has_gpu": False}
     assert judge(Times(25, **shared), 54).note == (
-        "Without a GPU, model and loading share the cores: a step may take 79 ms."
+        "Without a GPU, model and loading share the cores: a step takes 54 to 79 ms."
     )
-    assert judge(Times(100, **shared), 54).note.endswith("a step may take 154 ms.")
+    assert judge(Times(100, **shared), 54).note.endswith("a step takes 100 to 154 ms.")
     assert judge(Times(25, **shared)).note.endswith("for 25 ms of each step.")
     assert judge(Times(1, **shared), 54).note == ""  # next to nothing
     assert judge(Times(25, is_ahead=False, **shared), 54).note == ""  # one by one

@@ -13,7 +13,7 @@ def test_what_is_copied_in_a_second_is_the_rate(monkeypatch: pytest.MonkeyPatch)
     clock = itertools.count()
     monkeypatch.setattr(gathering, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     monkeypatch.setattr(gathering, "available_cores", lambda: 1)
-    for name, value in (("_BYTES", 3000), ("_BLOCK_BYTES", 1000), ("_SECONDS", 5)):
+    for name, value in (("_BYTES", 3000), ("_BATCH_BYTES", 1000), ("_SECONDS", 5)):
         monkeypatch.setattr(gathering, name, value)
     # It begins at 0. The thread begins at 1, copies six blocks of ten samples until 7, and ends at 8.
     assert gathering.gathering_rate(100) == 6 * 10 * 100 / 8

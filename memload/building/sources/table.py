@@ -312,7 +312,12 @@ def _read_table(path: Path, where: Mapping[str, str]) -> _Table:
         raise table.error(f"it cannot be read: {error.strerror or error}") from error
     if not rows:
         chosen = " and ".join(f"{name}={text}" for name, text in where.items())
-        raise table.error(f"it lists no images{' with ' if chosen else ''}{chosen}")
+        if chosen:
+            raise table.error(f"it lists no images with {chosen}")
+        raise table.error(
+            "it lists no images. Give a table whose first line names its columns, such as "
+            "'path,label', with a line for each image."
+        )
     table.cells = {
         name: list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)
     }
