@@ -11,9 +11,9 @@ never waited for; the first step of an epoch is left out, and the slowest 2 % of
 
 Beside them, in one table with the same limit, what else feeds a device: a DataLoader that decodes
 JPEGs (those below `--jpegs`, or 64 photograph-like ones of ImageNet's sizes, again and again;
-Pillow, resized bilinearly and cropped to 224) and the stock DataLoader over `MemmapDataset` (with torch's default collate and with
-`fast_collate`), both with page-locked memory and as many workers as there are cores. An epoch of all these, and of the
-Loaders beside them, is `--batches` batches a worker. With workers the clock starts behind the first
+Pillow, resized bilinearly and cropped to 224) and the stock DataLoader over `MemmapDataset` (with
+torch's default collate and with `fast_collate`), both with page-locked memory and as many workers as
+there are cores. An epoch of all these, and of the Loaders beside them, is `--batches` batches a worker. With workers the clock starts behind the first
 batch of each, so that no start is in it. `--quick` leaves this table out.
 """
 

@@ -15,10 +15,10 @@ device and end in bfloat16:
 Every way is warmed up, which also tells how many steps take `--seconds`. In a round each has a turn
 of so many steps; with workers, it is at least four batches of each. A turn begins a new iteration,
 whose first steps are not timed: a quarter of the others, or with workers one batch of each, so that
-batches made before the clock starts do not count. Workers have two more batches each to make when the clock
-stops, as within an epoch. It starts and stops when the device has done its work. Cores: CPU time of
-feeding over the time of the timed steps; that is what the training thread takes to ask for a batch,
-all other threads but autograd's, and workers.
+batches made before the clock starts do not count. When the clock stops, workers have two more
+batches each to make, as within an epoch. The clock starts and stops when the device has done its
+work. Cores: CPU time of feeding over the time of the timed steps. Feeding is what the training
+thread does to ask for a batch, all other threads but autograd's, and workers.
 
 `--quick` measures the Loaders alone. So does `--masks`, where a mask of the same size comes with each
 image and moves with it; the step does not use it. `--recipe imagenet_v2` measures the Loaders with
@@ -116,14 +116,14 @@ class Feeding:
         while seconds < self.seconds / 4:
             steps *= 2
             rate, _, seconds = self._run(steps)
-        turns = round(self.seconds * rate / self.training.shape[0] / self.workers)
-        self.steps = self.workers * max(4, turns)
+        batches_each = round(self.seconds * rate / self.training.shape[0] / self.workers)
+        self.steps = self.workers * max(4, batches_each)
 
     def _run(self, steps: int) -> tuple[float, float, float]:
         """Train for some steps; return images a second, cores and seconds."""
-        untimed, ahead = (
-            (self.workers, 2 * self.workers) if self.workers > 1 else (max(4, steps // 4), 0)
-        )
+        untimed, ahead = max(4, steps // 4), 0
+        if self.workers > 1:
+            untimed, ahead = self.workers, 2 * self.workers
         batches = self.begin(untimed + steps + ahead)
         for _ in range(untimed):
             self._step(batches)

@@ -250,7 +250,7 @@ def _serve(
     """Do chunks until the parent is gone. A worker's main function."""
     # Ctrl-C reaches the whole group; the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # with which multiprocessing ends this at exit
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # multiprocessing sends it at exit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if sys.platform == "linux":
         # The kernel kills this process when its parent dies, even while it hangs in a row.

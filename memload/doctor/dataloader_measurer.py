@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from collections.abc import Sequence
 from itertools import chain, cycle, islice
 from typing import Any
 
@@ -114,22 +113,20 @@ class DataLoaderMeasurer:
 
         If there is no time to measure that, it is not divided.
         """
-        dataset: Any = self._loader.dataset
-        indices: Sequence[int] = self._batches[0]
-        samples_ms = self._fetching("reading and collating samples", dataset, indices)
+        samples_ms = self._fetching("reading and collating samples", self._loader.dataset)
         if self.dataset is None:
             return {"dataset": samples_ms or batch_ms}
-        dataset, indices = _within_subsets(dataset, indices)
-        if samples_ms is None or dataset is not self.dataset or not self.dataset.has_transform:
+        if samples_ms is None or not self.dataset.has_transform:
             return {"samples": samples_ms or batch_ms}
         plain = self.dataset._without_transforms()
-        plain_ms = self._fetching("the same, without the transform", plain, indices)
+        plain_ms = self._fetching("the same, without the transform", plain)
         if plain_ms is None:
             return {"samples": samples_ms}
         return {"samples": plain_ms, "transform": max(0.0, samples_ms - plain_ms)}
 
-    def _fetching(self, subject: str, dataset: Any, indices: Sequence[int]) -> float | None:
-        collate = self._loader.collate_fn
+    def _fetching(self, subject: str, dataset: Any) -> float | None:
+        """Return what reading and collating the samples of the first batch takes."""
+        indices, collate = self._batches[0], self._loader.collate_fn
 
         def step() -> int:
             collate([dataset[index] for index in indices])
@@ -209,17 +206,15 @@ def _like(loader: DataLoader[Any], num_workers: int, batches: list[list[int]]) -
         )
 
 
-def _within_subsets(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
-    """Return the data set of which another is a Subset, if it is one, and the indices in it."""
-    while isinstance(dataset, Subset):
-        dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
-    return dataset, indices
-
-
 def _memmap_dataset(dataset: Any) -> MemmapDataset | None:
-    """Return the data set of memload's of which another one is a view; None if there is none."""
-    while not isinstance(dataset, MemmapDataset):
-        if not hasattr(dataset, "dataset"):  # which torch's Subset has
-            return None
-        dataset = dataset.dataset
-    return dataset
+    """Return the data set of memload's that another one reads; None if there is none.
+
+    torch's Subset becomes a view, with the same samples. Other data sets that hold one as
+    ``dataset`` are taken to read its samples in their order.
+    """
+    if isinstance(dataset, Subset):
+        whole = _memmap_dataset(dataset.dataset)
+        return None if whole is None else whole.subset(dataset.indices)
+    if dataset is None or isinstance(dataset, MemmapDataset):
+        return dataset
+    return _memmap_dataset(getattr(dataset, "dataset", None))

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,14 +70,17 @@ class LoaderMeasurer:
         trials += self._try_threads(n for n in _threads() if n > loader.num_threads)
         trials += self._try_prefetch_factors(trials)
         # All of these are printed. The parts of the feed pinned need that of one thread.
-        gathering = runner.sweep(_threads(), partial(gather_stage, self._setting), kind="gathering")
+        gathering = [
+            runner.measure(gather_stage(self._setting, number), kind="gathering")
+            for number in _threads()
+        ]
         # Fewer threads come last: they only tell whether some can be saved.
         trials += self._try_threads(n for n in _threads()[::-1] if n < loader.num_threads)
         trials = self._repeat(trials)
         if self.feed == "cpu":
             parts = self._parts_of_a_thread(plain_ms, trials)
         else:
-            parts = self._parts_of_gpu(gathering.get(1))
+            parts = self._parts_of_gpu(gathering[0])
         return Times(
             trials[0].ms,
             disk=disk,

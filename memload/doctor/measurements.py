@@ -1,7 +1,6 @@
 """Stages of `memload.bench`, measured one after another until their time is over."""
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,13 +68,6 @@ class StageRunner:
         self._run(stage, kind)
         self._lines[stage.subject] = self._line_of(stage)
         return self._ms(stage)
-
-    def sweep(
-        self, numbers: Sequence[int], make_stage: Callable[[int], Stage], *, kind: Kind
-    ) -> dict[int, float]:
-        """Measure a stage for several numbers, such as numbers of threads."""
-        found = {number: self.measure(make_stage(number), kind=kind) for number in numbers}
-        return {number: ms for number, ms in found.items() if ms is not None}
 
     def _run(self, stage: Stage, kind: Kind) -> None:
         start = time.monotonic()

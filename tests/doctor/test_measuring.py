@@ -304,15 +304,17 @@ def test_of_a_subset_the_same_rows_are_read_without_the_transform(
     use_table({}, 2)
     asked = []
 
-    def fetching(measurer: Any, subject: str, dataset: Any, indices: Sequence[int]) -> float:
-        asked.append([dataset[index][1] for index in indices])
+    def fetching(measurer: Any, subject: str, dataset: Any) -> float:
+        asked.append(torch.stack([dataset[index][0] for index in measurer._batches[0]]))
         return 10.0 / len(asked)
 
     monkeypatch.setattr(DataLoaderMeasurer, "_fetching", fetching)
-    dataset = memload.MemmapDataset(output, columns=["index"], transform=same)
+    dataset = memload.MemmapDataset(output, transform=same)
     loader = DataLoader(Subset(Subset(dataset, [11, 10, 9, 8]), [1, 3]), 2)
     assert memload.diagnose(loader).times.parts == {"samples": 5, "transform": 5}
-    assert asked == [[10, 8], [10, 8]]
+    expected = torch.stack([dataset[10][0], dataset[8][0]])
+    assert all(torch.equal(images, expected) for images in asked)
+    assert not torch.equal(*expected)
 
 
 def whole(samples: list[Any]) -> Any:
