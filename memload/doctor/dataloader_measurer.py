@@ -3,7 +3,7 @@
 import time
 import warnings
 from itertools import chain, cycle, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -156,23 +156,38 @@ def _epoch_length(loader: DataLoader[Any], otherwise: int) -> int:
         return otherwise
 
 
+class _Iteration(NamedTuple):
+    """When batches of a DataLoader arrived, in seconds of a clock."""
+
+    start: float
+    arrivals: list[float]
+    end: float
+    is_whole_epoch: bool
+
+
+def _iterate(loader: DataLoader[Any], epoch: int) -> _Iteration:
+    """Take batches for some seconds, and whole rounds of the workers, which finish together."""
+    start, round_size = time.perf_counter(), max(1, loader.num_workers)
+    arrivals: list[float] = []
+    for _ in loader:
+        arrivals.append(time.perf_counter())
+        begun = arrivals[0] if loader.num_workers else start
+        is_long = arrivals[-1] - begun > _EPOCH_SECONDS
+        if is_long and len(arrivals) % round_size == 0 and len(arrivals) < epoch:
+            break
+    is_whole_epoch = len(arrivals) == epoch
+    # Workers end at the end of an epoch, and that belongs to it.
+    end = time.perf_counter() if is_whole_epoch else arrivals[-1]
+    return _Iteration(start, arrivals, end, is_whole_epoch)
+
+
 def _batch_ms(loader: DataLoader[Any], *, epoch: int, workers_persist: bool) -> float:
     """Return the milliseconds of one batch. ``epoch`` is how many batches an epoch has.
 
-    The start of workers counts, a batch's share of it, unless they persist from epoch to epoch. A
-    long epoch is left early.
+    The start of workers counts, a batch's share of it, unless they persist from epoch to epoch.
     """
-    start, workers = time.perf_counter(), loader.num_workers
-    arrivals = []
-    for _ in loader:
-        arrivals.append(time.perf_counter())
-        begun = arrivals[0] if workers else start
-        is_whole_round = len(arrivals) % max(1, workers) == 0  # as all workers finish together
-        if arrivals[-1] - begun > _EPOCH_SECONDS and is_whole_round and len(arrivals) < epoch:
-            break
-    first, is_whole_epoch = arrivals[0], len(arrivals) == epoch
-    # Workers end at the end of an epoch, and that belongs to it, too.
-    end = time.perf_counter() if is_whole_epoch else arrivals[-1]
+    start, arrivals, end, is_whole_epoch = _iterate(loader, epoch)
+    first, workers = arrivals[0], loader.num_workers
     if is_whole_epoch and workers_persist and epoch > 1:
         return 1000 * (end - first) / (epoch - 1)
     # Some were made while the first one was waited for. They and the round of that do not count.
