@@ -83,7 +83,7 @@ class Shared:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=250,
             check=False,
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -105,7 +105,12 @@ class Shared:
             yield
         finally:
             process.terminate()
-            process.wait(60)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
 
     def files(self) -> dict[str, str]:
         """Return the SHA-256 of each file of the data set."""

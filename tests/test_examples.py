@@ -136,7 +136,7 @@ def run(tmp_path: Path, data: tuple[Path, Path]) -> Callable[..., Run]:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
             check=False,
         )
         assert finished.returncode == 0, finished.stderr[-3000:]
@@ -242,7 +242,7 @@ def test_the_inference_example_writes_a_class_for_each_key(
             env=os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])},
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=250,
             check=False,
         )
         assert finished.returncode == 0, finished.stderr[-3000:]
@@ -266,7 +266,7 @@ def test_the_segmentation_example_learns_the_masks_of_shapes(tmp_path: Path) -> 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=250,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
@@ -282,7 +282,7 @@ def run_cifar10(images: Path, *options: object) -> subprocess.CompletedProcess[s
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
 

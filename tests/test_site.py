@@ -19,7 +19,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=250
     )
     assert not done.returncode, done.stderr[-3000:]
     return folder

@@ -44,7 +44,7 @@ def run_doctor(*arguments: object) -> Result:
 
 
 def slowly(images: torch.Tensor) -> torch.Tensor:
-    time.sleep(0.02)
+    time.sleep(0.05)
     return images
 
 
@@ -173,9 +173,9 @@ def test_a_cold_slow_disk_is_found(output: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_too_few_threads_are_found(output: Path) -> None:
     loader = memload.Loader(output, 4, transform=slowly, num_threads=1)
-    found = memload.diagnose(loader, step_ms=15)
+    found = memload.diagnose(loader, step_ms=30)
     assert found.verdict.bound == "threads"
-    assert found.verdict.data_ms > 20
+    assert found.verdict.data_ms > 30
     assert found.num_threads in (2, 4)
     assert f"num_threads={found.num_threads}" in found.verdict.remedy
 
@@ -196,9 +196,9 @@ def test_threads_are_compared_also_if_batches_take_long(
 
 def test_a_loader_without_threads_lets_the_model_wait_for_all(output: Path) -> None:
     loader = memload.Loader(output, 4, transform=slowly, num_threads=0)
-    found = memload.diagnose(loader, step_ms=20)
+    found = memload.diagnose(loader, step_ms=50)
     assert found.verdict.bound == "threads"
-    assert found.verdict.wait_ms >= 20
+    assert found.verdict.wait_ms >= 50
     assert "while the model is at work, with num_threads=" in found.verdict.remedy
 
 
@@ -230,7 +230,7 @@ def test_a_slow_transform_of_single_samples_is_found(output: Path) -> None:
     dataset = memload.MemmapDataset(output, transform=slowly)
     found = memload.diagnose(DataLoader(Subset(dataset, range(8)), 4), step_ms=10)
     assert found.verdict.bound == "transform"
-    assert found.verdict.wait_ms >= 80  # without workers, the model waits for all of it
+    assert found.verdict.wait_ms >= 200  # without workers, the model waits for all of it
     assert "memload.Loader" in found.verdict.remedy
 
 

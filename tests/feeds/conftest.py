@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from memload.feeds.interface import Samples
 from memload.feeds.page_cache import PageCacheFeed
 from memload.feeds.windows import plan_for_rows
 from memload.storage.shards import Shards
+from tests.feeds.page_cache import PAGE, drop_pages, look_for_pages
 
 
 @pytest.fixture
@@ -221,3 +223,14 @@ def open_shards(make_dataset: Callable[..., Index]) -> Callable[[], Shards]:
     """A function that opens twenty rows of 3,000 bytes in each of two shards of 8 windows."""
     path = make_dataset(rows=(20, 20), shape=(10, 100, 3)).path
     return lambda: Shards(Index.read(path))
+
+
+@pytest.fixture
+def cached_pages(tmp_path: Path) -> Callable[[Path], list[bool]]:
+    """Returns which pages of a file are in the page cache. Skips where there is no telling."""
+    probe = tmp_path / "probe"
+    probe.write_bytes(bytes(4 * PAGE))
+    drop_pages(probe)
+    if any(look_for_pages(probe)):
+        pytest.skip("the file system does not drop pages")
+    return look_for_pages

@@ -1,9 +1,7 @@
 """Which rows stay in the page cache, and what the feeds that gather rows count."""
 
-import ctypes
 import itertools
 import math
-import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +20,10 @@ from memload.feeds.cpu import CpuFeed
 from memload.feeds.gathered import GatheredRows, claim_pages, pages_of_rows, rows_of_claim
 from memload.feeds.interface import Samples
 from memload.storage.shards import Shards
+from tests.feeds.page_cache import PAGE, drop_pages
 
 Make = Callable[..., Index]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-PAGE = mmap.PAGESIZE
 
 
 @pytest.fixture(autouse=True)
@@ -219,35 +217,6 @@ def test_rows_that_different_loaders_keep_count_for_each(
     assert [claim.size for claim in claims] == [budget, 0]
 
 
-@pytest.fixture
-def cached_pages(tmp_path: Path) -> Callable[[Path], list[bool]]:
-    """Returns which pages of a file are in the page cache. Skips where there is no telling."""
-    probe = tmp_path / "probe"
-    probe.write_bytes(bytes(4 * PAGE))
-    drop_all(probe)
-    if any(look_for_pages(probe)):
-        pytest.skip("the file system does not drop pages")
-    return look_for_pages
-
-
-def look_for_pages(path: Path) -> list[bool]:
-    """Return which pages of a file are in the page cache. Unlike a read, mincore brings none in."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        found = np.zeros(-(-len(mapped) // PAGE), np.uint8)
-        memory = np.frombuffer(mapped, np.uint8)
-        address, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(len(memory))
-        del memory  # or the map cannot be closed
-        if ctypes.CDLL(None).mincore(address, size, ctypes.c_void_p(found.ctypes.data)):
-            pytest.skip("the system does not tell what it caches")
-    return (found & 1).astype(bool).tolist()
-
-
-def drop_all(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def pages_of(shards: Shards, rows: Any, pages: int) -> list[bool]:
     """Return which of a file's first pages have bytes of some rows."""
     found, size = np.zeros(pages, bool), shards.array.row_bytes
@@ -273,7 +242,7 @@ def test_exactly_the_pages_of_rows_that_stay_are_left(
     staying = GatheredRows(stays, claim_pages(stays, math.inf)[0])
     samples = Samples(shards, np.arange(40), ())
     rows = GatheredRows(samples, claim_pages(samples, 0)[0])
-    drop_all(path)
+    drop_pages(path)
     for seed in range(2):
         order = np.random.default_rng(seed).permutation(40)
         for some in np.split(order, 4):
@@ -295,7 +264,7 @@ def test_a_loader_leaves_the_pages_of_its_own_rows(
     assert stays is not None
     assert 0 < stays.sum() < 40
     rows = GatheredRows(samples, claim)
-    drop_all(shards.paths[0])
+    drop_pages(shards.paths[0])
     order = np.random.default_rng(0).permutation(40)
     for some in np.split(order, 4):
         rows.gather(some, np.empty((10, *shards.array.shape), np.uint8))

@@ -28,6 +28,7 @@ from memload.feeds.row_reader import MAX_THREADS, Reading, RowReader
 from memload.storage.file_reads import DirectFile
 from memload.storage.read_queue import ReadQueue, has_queues
 from memload.storage.shards import Shards
+from tests.feeds.page_cache import PAGE, drop_pages
 
 CUDA = torch.device("cuda", 0)
 HEADER = 4096
@@ -281,49 +282,25 @@ def test_a_block_with_many_small_rows_is_read_once(
     reader.close()
 
 
-def is_cached(path: Path, offset: int) -> bool:
-    """Return whether a byte of a file is in the page cache."""
-    with path.open("rb") as file:
-        try:
-            return os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except BlockingIOError:
-            return False
-
-
-@pytest.fixture
-def cold(make_dataset: Make) -> Path:
-    """A file with rows of 64 KiB that are not in the page cache. Skips where there is no telling."""
-    path = make_dataset(rows=(64,), shape=(128, 128, 4)).path.with_suffix(".bin")
-    drop(path)
-    try:
-        if is_cached(path, HEADER + 20 * (64 << 10)):
-            pytest.skip("the file system does not drop pages")
-    except OSError:
-        pytest.skip("the file system does not tell what it caches")
-    return path
-
-
-def drop(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 @both_ways
 @pytest.mark.parametrize("has_direct", [True, False])
 def test_rows_to_be_kept_stay_in_the_page_cache_and_others_do_not(
-    has_direct: bool, cold: Path, monkeypatch: pytest.MonkeyPatch
+    has_direct: bool,
+    make_dataset: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    cached_pages: Callable[[Path], list[bool]],
 ) -> None:
     if not has_direct:
         monkeypatch.setattr(row_reader, "open_direct", lambda descriptor: None)
-    shards = open_shards(cold.with_suffix(".idx"))
+    shards = open_shards(make_dataset(rows=(64,), shape=(128, 128, 4)).path)
     reader = open_reader(shards)
-    drop(cold)
+    (path,) = shards.paths
+    drop_pages(path)
     rows, kept = np.array([40, 3, 41, 50, 4]), np.array([True, False, True, True, False])
     reading = reader.begin(rows, kept)
     reading.wait()
     middles = HEADER + rows * (64 << 10) + (32 << 10)
-    assert [is_cached(cold, middle) for middle in middles.tolist()] == kept.tolist()
+    assert np.array(cached_pages(path))[middles // PAGE].tolist() == kept.tolist()
     expected = stored(shards)
     np.testing.assert_array_equal(finish(reading, 64 << 10), expected[rows])
     reader.close()
@@ -826,6 +803,7 @@ def test_releasing_lets_what_was_begun_go_on(
     started = threads() - before
     reader.release()
     readings.append(begin(reader, APART))
+    following = threads() - before - started
     gate.open()
     for reading in readings:
         np.testing.assert_array_equal(finish(reading, 30_000), expected[APART])
@@ -834,6 +812,8 @@ def test_releasing_lets_what_was_begun_go_on(
         thread.join()
     assert len(locked) == 1  # that of the reading after the release
     reader.release()
+    for thread in following:
+        thread.join()
     assert not locked
     reader.close()
 

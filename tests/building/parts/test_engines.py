@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # Ray starts in 10 s, or in more
+pytestmark = pytest.mark.slow
 
 #: The module of each engine.
 _MODULES = {"dask": "distributed", "ray": "ray"}

@@ -12,7 +12,13 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import (
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+)
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -572,7 +578,9 @@ def test_ctrl_c_cancels_tasks_that_have_not_begun(
     assert digests(output) == expected
 
 
-def test_ctrl_c_ends_the_wait_for_tasks_that_never_end(build: Any) -> None:
+def test_ctrl_c_ends_the_wait_for_tasks_that_never_end(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     futures: list[Future[Any]] = []
 
     class Endless(Executor):
@@ -580,14 +588,19 @@ def test_ctrl_c_ends_the_wait_for_tasks_that_never_end(build: Any) -> None:
             futures.append(Future())
             if len(futures) == 1:
                 futures[0].set_running_or_notify_cancel()
-            if len(futures) == 4:  # all are submitted, and are waited for
-                timer.start()
             return futures[-1]
 
+    def wait(submitted: Any) -> Any:
+        assert len(submitted) == 4
+        timer.start()
+        return as_completed(submitted)
+
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(executors_module, "as_completed", wait)
     with pytest.raises(KeyboardInterrupt):
         build(Endless())
     timer.join()
+    monkeypatch.undo()
     assert [future.cancelled() for future in futures] == [False, True, True, True]
     assert build(Direct()).converted == 40
 

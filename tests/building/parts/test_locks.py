@@ -65,6 +65,23 @@ def held_elsewhere(folder: Path, work: str = "part 1 of 2") -> Iterator["subproc
             process.kill()
 
 
+@contextlib.contextmanager
+def killed_once_waited_for(process: "subprocess.Popen[str]") -> Iterator[None]:
+    """Kill a process as soon as the log says that its lock is waited for."""
+
+    def kill(record: logging.LogRecord) -> bool:
+        if "waiting for its lock" in record.getMessage():
+            process.kill()
+        return True
+
+    logger = logging.getLogger("memload")
+    logger.addFilter(kill)
+    try:
+        yield
+    finally:
+        logger.removeFilter(kill)
+
+
 # ------------------------------------------------------------------------------------- the lock
 
 
@@ -129,10 +146,10 @@ def test_a_lock_that_gives_signs_of_life_is_waited_for_beyond_the_timeout(
     monkeypatch.setattr("memload.building.lock._SIGN_SECONDS", 0.05)
     holder, waiting = Lock(tmp_path / "out"), Lock(tmp_path / "out")
     assert holder.acquire(work="lists")
-    thread = threading.Timer(2, holder.release)
+    thread = threading.Timer(3, holder.release)
     with holder.alive():
         thread.start()
-        waiting.wait(0.6)
+        waiting.wait(1.5)
     thread.join()
     waiting.release()
 
@@ -146,10 +163,10 @@ def test_work_at_a_shard_is_a_sign_of_life_for_the_whole_build(
     assert part.acquire(shared=True)
     shard = Lock(folder / "shard", within=folder / "lock")
     assert shard.acquire()
-    thread = threading.Timer(2, part.release)
+    thread = threading.Timer(3, part.release)
     with shard.alive():
         thread.start()
-        waiting.wait(0.6)
+        waiting.wait(1.5)
     thread.join()
     for lock in (shard, waiting):
         lock.release()
@@ -190,12 +207,12 @@ def test_no_time_to_wait_is_an_error_at_once(tmp_path: Path) -> None:
 def test_a_build_waits_for_that_of_another_machine_and_takes_over_when_it_is_gone(
     pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with held_elsewhere(tmp_path / "out.building", "") as process:
-        thread = threading.Timer(1, process.kill)
-        thread.start()
-        with caplog.at_level(logging.INFO, "memload"):
-            report = memload.build(pictures, tmp_path / "out.bin", **OPTIONS)
-        thread.join()
+    with (
+        held_elsewhere(tmp_path / "out.building", "") as process,
+        caplog.at_level(logging.INFO, "memload"),
+        killed_once_waited_for(process),
+    ):
+        report = memload.build(pictures, tmp_path / "out.bin", **OPTIONS)
     assert report.samples == 40
     assert "waiting for its lock (process 4000000000 on machine-b)" in caplog.text
 
@@ -228,11 +245,8 @@ def test_a_shard_that_another_machine_is_at_comes_last(
         assert sorted(path.name for path in done.iterdir()) == [
             f"{shard:05d}" for shard in range(8) if shard != 2
         ]
-        thread = threading.Timer(1, process.kill)
-        thread.start()
-        with caplog.at_level(logging.INFO, "memload"):
+        with caplog.at_level(logging.INFO, "memload"), killed_once_waited_for(process):
             report = build()
-        thread.join()
     assert report.is_published
     assert report.converted == 5
     assert "00002: waiting for its lock (process 4000000000 on machine-b, part 2" in caplog.text
