@@ -28,7 +28,7 @@ def run(*command: str | Path, cwd: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=250,
     )
     assert not done.returncode, done.stdout + done.stderr
     return done.stdout

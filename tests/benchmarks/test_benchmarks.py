@@ -68,7 +68,7 @@ def run(script: str, *options: str, folder: Path) -> str:
         env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -133,7 +133,7 @@ def test_a_timeline_shows_both_ways_of_feeding(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

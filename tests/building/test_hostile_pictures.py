@@ -106,7 +106,7 @@ def build(
     arguments += ["--num-workers", str(num_workers), "--max-rejects", "100%"]
     arguments += ["--extensions", ".png,.jpg,.gif,.webp,.bmp,.tif,.ppm"]
     command = [sys.executable, "-c", COMMAND.format(before), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 500  # any of the bombs is 2,000 MB and more
     dataset = memload.MemmapDataset(output)

@@ -168,7 +168,7 @@ def test_an_exception_of_any_kind_costs_its_sample_alone(
 
 def run_script(script: str, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
 
 
 @LINUX
@@ -246,7 +246,7 @@ def test_workers_may_be_started_anew(
     script = tmp_path / "script.py"
     script.write_text(SPAWN + call.format("sys.argv[2], size=16, num_workers=1"))
     command = [sys.executable, script, folder, tmp_path / "spawned.bin"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert message in done.stderr
     if message:
         assert done.returncode == 1

@@ -461,7 +461,7 @@ def test_hugging_face_reads_folders_and_tars(make_dataset: Make, tmp_path: Path)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *paths],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
-        check=True, capture_output=True, text=True, timeout=100,
+        check=True, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     rows = zip(index.keys, labels(index), index.columns["label"], pixels(index), strict=True)
     assert json.loads(done.stdout) == {

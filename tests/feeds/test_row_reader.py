@@ -857,7 +857,7 @@ SCRIPT = """
 def run_script(script: str, path: Path) -> None:
     script = textwrap.dedent(SCRIPT) + textwrap.dedent(script)
     command = [sys.executable, "-W", "error", "-c", script, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

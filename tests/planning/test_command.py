@@ -384,9 +384,11 @@ def test_a_signal_ends_a_plan_unless_it_is_ignored(ignored: signal.Signals) -> N
 
 
 PLAN_FOR_A_MINUTE = """
-import sys
+import signal, sys
 from memload.cli import main
 from memload.planning import measuring
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests in the background ignore
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which tests under nohup ignore
 measuring._LEAST_SECONDS = 60
 main(["plan", *sys.argv[1:]], prog_name="memload")
 """

@@ -202,7 +202,7 @@ def test_loky_gives_the_bytes_of_one_machine(
     """
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(script))
-    subprocess.run([sys.executable, path], check=True, timeout=100)
+    subprocess.run([sys.executable, path], check=True, timeout=250)
     assert digests(output) == expected
 
 

@@ -129,7 +129,7 @@ def test_parts_at_once_have_the_bytes_of_one_machine(
         start("build", thousand_pictures, shared, *arguments, "--part", f"{part}/3")
         for part in range(3)
     ]
-    texts = [part.communicate(timeout=100) for part in parts]
+    texts = [part.communicate(timeout=250) for part in parts]
     assert [part.returncode for part in parts] == [0, 0, 0], texts
     assert any("1,000 samples" in text for text, _ in texts)
     assert digests(shared) == digests(alone)

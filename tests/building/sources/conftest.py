@@ -94,7 +94,7 @@ def command(tmp_path: Path) -> Callable[..., Done]:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=250,
             check=False,
         )
         return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - started)

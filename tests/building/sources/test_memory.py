@@ -60,6 +60,6 @@ def test_memory_does_not_grow_with_the_bytes_of_the_pictures(
         path = tmp_path / f"{size}.{write.__name__.removeprefix('write_')}"
         write(path, picture(size))
         arguments = [sys.executable, "-c", BUILD, str(path), str(path.with_suffix(".bin"))]
-        peaks.append(int(subprocess.check_output(arguments, text=True, timeout=100)))
+        peaks.append(int(subprocess.check_output(arguments, text=True, timeout=250)))
     small, large = peaks  # kB
     assert large - small < SAMPLES * LARGE / 1000 / 4
