@@ -108,6 +108,8 @@ def _files() -> Iterator[_OpenFile]:
         access = flags & os.O_ACCMODE
         is_read = access == os.O_RDONLY or (access == os.O_RDWR and entry > _LAST_STANDARD)
         # Memory that processes share, of multiprocessing and torch. It is mapped, and never read.
-        is_memory = name.startswith("/dev/shm/") and name.endswith(" (deleted)")
+        is_memory = (
+            access == os.O_RDWR and name.startswith("/dev/shm/") and name.endswith(" (deleted)")
+        )
         if is_regular and is_read and not is_memory:
             yield _OpenFile(entry, name, flags, position)

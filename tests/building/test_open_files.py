@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,13 @@ def deleted(folder: Path) -> OpenFile:
     return dataset
 
 
+def deleted_in_ram(folder: Path) -> OpenFile:
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("this system has no /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder_in_ram:
+        return deleted(Path(folder_in_ram))
+
+
 def tar(folder: Path) -> OpenFile:
     with tarfile.open(folder / "images.tar", "w") as archive:
         for row in range(ROWS):
@@ -100,7 +108,7 @@ def lazy_images(folder: Path) -> OpenFile:
     return dataset
 
 
-KINDS = [raw, unbuffered, deleted, tar, zip_archive, hdf5, lazy_images]
+KINDS = [raw, unbuffered, deleted, deleted_in_ram, tar, zip_archive, hdf5, lazy_images]
 
 
 def close(dataset: OpenFile) -> None:

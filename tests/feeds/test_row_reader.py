@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from memload import FeedError, FormatError, Index, MemloadError
 from memload.feeds import page_locked, row_reader
 from memload.feeds.row_reader import MAX_THREADS, Reading, RowReader
+from memload.storage import file_reads
 from memload.storage.file_reads import DirectFile
 from memload.storage.read_queue import ReadQueue, has_queues
 from memload.storage.shards import Shards
@@ -640,7 +641,13 @@ APART = np.arange(0, 2 * MAX_THREADS, 2)
 
 
 @pytest.fixture
-def wide(make_dataset: Make) -> Path:
+def wide(make_dataset: Make, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is read as if past the page cache, also where the file system cannot do that."""
+
+    def open_as_direct(descriptor: int) -> DirectFile:
+        return file_reads.open_direct(descriptor) or DirectFile(os.dup(descriptor), 4096)
+
+    monkeypatch.setattr(row_reader, "open_direct", open_as_direct)
     return make_dataset(rows=(len(APART) * 2,), shape=(100, 100, 3)).path
 
 
@@ -832,7 +839,7 @@ def test_a_reader_that_is_dropped_leaves_nothing(
 
 
 SCRIPT = """
-    import os, sys, threading
+    import logging, os, sys, threading
     from contextlib import nullcontext
     from pathlib import Path
     import numpy as np
@@ -842,6 +849,7 @@ SCRIPT = """
     from memload.storage.index import Index
     from memload.storage.shards import Shards
 
+    logging.getLogger("memload").setLevel(logging.ERROR)  # some file systems cannot read directly
     page_locked.register = lambda address, size, flags: None
     page_locked.unregister = lambda address: None
     torch.cuda.device = lambda device: nullcontext()
