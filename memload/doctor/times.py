@@ -38,8 +38,7 @@ class Times:
 
     #: From one batch to the next, as the loader is set up, while its rows are in RAM.
     batch: float
-    #: Reading those of its rows that are not in RAM from the disk, in the first epoch; and in later
-    #: ones.
+    #: Reading from the disk, in the first epoch and in later ones: the rows that are not in RAM.
     disk: float = 0.0
     disk_later: float = 0.0
     #: The work on a batch, by what it is. On the CPU that of one thread or process. Empty: it was

@@ -20,10 +20,9 @@ logger = logging.getLogger("memload")
 #: The module of torch's fetchers.
 _FETCHERS = "torch.utils.data._utils.fetch"
 #: The data sets of which it was said, as their `id`. Forked workers share this memory, and have
-#: their data set at the same address. It is said twice in two cases: a spawned worker has memory of
-#: its own, and two workers may drop their first samples at the same moment. No lock prevents that,
-#: since one that processes share would have to be made at import. It is not said of a data set that
-#: takes the address of a deleted one.
+#: their data set at the same address. Two things are said again: what a spawned worker drops, since
+#: its memory is its own, and what two workers drop first at the same moment. Only a lock made at
+#: import could prevent that. It is not said of a data set that takes the address of a deleted one.
 _reported = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)
 #: How many samples were dropped in the epoch of each fetcher, as a list of one number.
 _counts: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()

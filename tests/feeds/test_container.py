@@ -31,6 +31,7 @@ from memload.reading.dataset import MemmapDataset
 from memload.storage.file_reads import _is_in_ram
 from memload.storage.index import Index
 from memload.wording import size_text
+from tests.feeds.page_cache import drop_pages
 
 MOUNT = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 256 << 20
@@ -66,9 +67,7 @@ def sparse_dataset(tmp_path: Path, write_sparse: Callable[..., Index]) -> Path:
     with path.open("rb") as file:
         if _is_in_ram(file.fileno()):
             pytest.skip("needs a temporary folder on a disk")
-        # Pages that are in RAM already would not count for the group.
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_pages(path)  # those that are in RAM already would not count for the group
     return path
 
 
