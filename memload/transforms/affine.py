@@ -68,8 +68,8 @@ class RandomAffine(Warp):
     Images ``(N, C, H, W)`` keep shape and dtype. ``interpolation`` is "nearest" or "bilinear". What
     lies outside becomes ``fill``: one number, one for each channel, or None, in the units of the
     images; for uint8, fractions are rounded. Masks, points and boxes follow; masks take the nearest
-    pixel and their ``mask_fill``. Pixels are those of torchvision on CPU tensors, to the bit; see
-    `warp`.
+    pixel and their ``mask_fill``. Pixels come from where torchvision takes them, within 1/1000 of
+    a pixel; see `warp`.
 
     >>> images = RandomAffine(15, translate=(0.1, 0.1), scale=(0.8, 1.2))(images, samples=samples)
     """
@@ -184,9 +184,7 @@ class RandomPerspective(Warp):
 
     Each corner moves inwards by a random number of whole pixels: at most ``distortion_scale`` of
     half the width, and of half the height. Images whose corners would lie on a line stay as they
-    are; so do all of one pixel in width or height. With bilinear interpolation, a position exactly
-    on the border may be outside where torchvision has it inside: fewer than 1 value in a million of
-    images of 224×224, 6 of 32×32, and 600 of 3×17. For ``interpolation``, ``fill``, masks, points
+    are; so do all of one pixel in width or height. For ``interpolation``, ``fill``, masks, points
     and boxes see `RandomAffine`.
 
     >>> images = RandomPerspective(0.5, p=0.5)(images, samples=samples)

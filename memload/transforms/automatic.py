@@ -76,8 +76,10 @@ class TrivialAugmentWide(Automatic):
 
     ``interpolation`` is "nearest" or "bilinear". What comes into view is ``fill``, one number or
     one for each channel, or None for black. Images ``(N, C, H, W)`` are uint8 and have 1 or 3
-    channels. Results are those of torchvision's operations on tensors. Masks, points and boxes
-    follow shears, shifts and rotations, as in a `Compose`. (Müller and Hutter, https://arxiv.org/abs/2103.10158)
+    channels. Each operation does what torchvision's does with tensors. Colours may differ by one
+    level, where torchvision rounds twice. Shears, shifts and rotations take pixels from where it
+    takes them, within 1/1000 of a pixel, as in `RandomAffine`. Masks, points and boxes follow
+    them, as in a `Compose`. (Müller and Hutter, https://arxiv.org/abs/2103.10158)
 
     >>> images = TrivialAugmentWide()(images, samples=samples)
     """

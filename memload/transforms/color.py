@@ -164,9 +164,10 @@ def _shares(factor: np.ndarray, images: Tensor) -> tuple[Tensor, Tensor]:
     return both[0], both[1]
 
 
-# For levels, torchvision's sums are those of torch's ``add`` with a factor, which adds a product
-# without rounding it before. The two functions below do so, too: the product is exact in float64.
-# With rounded products, 1 value in 1,000 is another after a change of saturation.
+# For levels, torchvision's sums are those of torch's ``add`` with a factor. On processors with AVX2
+# it adds a product without rounding it before. The two functions below do so everywhere: the
+# product is exact in float64. With rounded products, 1 value in 1,000 is another after a change of
+# saturation.
 
 
 def _blend_levels(images: Tensor, others: Tensor, factor: Tensor, rest: Tensor) -> Tensor:

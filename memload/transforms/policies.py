@@ -39,11 +39,18 @@ NARROW = Ranges(0.3, 0.0, 150.0 / 331.0, 30.0, 0.9, 4)
 def magnitudes(ranges: Ranges, bins: int, height: int, width: int) -> np.ndarray:
     """Return the magnitude of each operation and bin, float64 ``(len(OPERATIONS), bins)``.
 
-    They are computed in float32, as torchvision computes them. Operations without one have 0.
+    They are computed in float32, as torchvision computes them on processors with AVX2. Operations
+    without one have 0.
     """
 
     def steps(first: float, last: float) -> np.ndarray:
-        return torch.linspace(first, last, bins, dtype=torch.float32).double().numpy()
+        # The values of torch.linspace with AVX2. Without, it rounds some in another way: a shift of
+        # 15.999999 pixels becomes one of 16.
+        start, end = np.array([first, last], np.float32)
+        step, index = float((end - start) / np.float32(bins - 1)), np.arange(bins)
+        from_start, from_end = start + step * index, end - step * (bins - 1 - index)
+        values: np.ndarray = np.where(index < bins // 2, from_start, from_end).astype(np.float32)
+        return values.astype(np.float64)
 
     shifts = [ranges.translate + ranges.translate_share * extent for extent in (width, height)]
     lost = torch.arange(bins, dtype=torch.float32) / ((bins - 1) / ranges.posterize)

@@ -1,8 +1,8 @@
 """Where pixels come from by a matrix for each sample, and one gather that takes them from there.
 
-The arithmetic of `warp` is that of torch's ``grid_sample`` on a CPU, written as operations that are
-the same on every device: sums and products of float32, and of float64 where a processor has a fused
-one, which rounds once.
+The arithmetic of `warp` is that of torch's ``grid_sample`` on a CPU with AVX2. It is written as
+operations that are the same on every device: sums and products of float32, and of float64 where
+such a CPU has a fused one, which rounds once.
 """
 
 import functools
@@ -55,11 +55,17 @@ def warp(
     uint8 images, fractions are rounded. uint8, floats and, with "nearest", any integers keep their
     dtype.
 
-    The result is that of torchvision's ``functional.affine`` and ``perspective`` on CPU tensors, to
-    the bit, for uint8 and float32. As there, "bilinear" with ``fill`` darkens the pixels on the
-    edge twice, so that None and 0 differ. Positions are float32 for every dtype. CPU and CUDA give
-    the same bits, whatever the batch: ``grid_sample`` itself differs between the two, and so is
-    called only on CPUs where it gives what the operations of this module give.
+    Pixels come from where torchvision's ``functional.affine`` and ``perspective`` take them on CPU
+    tensors of uint8 and float32, within 1/1000 of a pixel. So "bilinear" gives the same values, or
+    in uint8 the next level. Where two pixels are equally near, "nearest" may take the other one.
+    torchvision's own pixels depend on the processor as much: some round each product of a matrix
+    product, and others do not. Where the divisor is 0, pixels are outside here; torchvision's
+    "bilinear" makes them black in uint8, and NaN in floats.
+
+    As there, "bilinear" with ``fill`` darkens the pixels on the edge twice, so that None and 0
+    differ. Positions are float32 for every dtype. CPU and CUDA give the same bits, whatever the
+    batch: ``grid_sample`` itself differs between the two, and so is called only on CPUs where it
+    gives what the operations of this module give.
     """
     count, channels, height, width = images.shape
     interpolation = interpolation_name("warp", interpolation, "nearest", "bilinear")
@@ -71,8 +77,8 @@ def warp(
         values = (fill,) * channels  # masks may have numbers that no float64 has
     lines = upload(grid_lines(matrices, height, width), images.device)
     out = torch.empty_like(images)
-    # Positions and indices, and values: on a device, means are computed in float64.
-    is_light = interpolation == "nearest" or images.device.type == "cpu"
+    # Positions and indices, and values: `_means` computes in float64.
+    is_light = interpolation == "nearest" or _goes_to_grid_sample(images)
     bytes_of_pixel = 40 + (8 if is_light else 32) * (channels + 1)
     for part in parts(images, bytes_of_pixel * height * width):
         grid = _grid(lines[part], height, width)
@@ -187,7 +193,7 @@ def _grid(lines: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     x = torch.arange(width, device=lines.device, dtype=torch.float32) + x_start
     y = torch.arange(height, device=lines.device, dtype=torch.float32)[:, None] + y_start
     from_x, from_y, offset = lines[..., None, None].unbind(2)
-    # In this order, and not fused, as by torch's bmm.
+    # In this order, and not fused: as by torch's bmm on processors without AVX-512.
     sums = [
         (x * from_x[:, row] + y * from_y[:, row]).add_(offset[:, row])
         for row in range(lines.shape[1])
@@ -246,7 +252,7 @@ def _bilinear(
         images, given = torch.cat([images.to(work), covered], 1), images.dtype
     else:
         given = images.dtype
-    if work == torch.float32 and images.device.type == "cpu" and _grid_sample_fits():
+    if _goes_to_grid_sample(images):
         means = _grid_sample(images.to(work), grid)
     else:
         means = _means(images, grid)
@@ -256,6 +262,12 @@ def _bilinear(
         share = means[:, -1:].detach().clone()
         means = means[:, :-1].sub_(colour).mul_(share).add_(colour)
     return means if given.is_floating_point else means.round_()
+
+
+def _goes_to_grid_sample(images: Tensor) -> bool:
+    """Return whether `_grid_sample` computes the means of images, and not `_means`."""
+    is_float32 = torch.promote_types(images.dtype, torch.float32) == torch.float32
+    return is_float32 and images.device.type == "cpu" and _grid_sample_fits()
 
 
 def _grid_sample(images: Tensor, grid: tuple[Tensor, Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memload import transforms
 from memload.transforms import color, sub_batches
 from memload.transforms.transform import Transform
+from tests.transforms.processors import FUSES
 
 Make = Callable[..., torch.Tensor]
 STEPS = [
@@ -35,6 +36,8 @@ STEPS = [
     transforms.RandomHorizontalFlip(),
 ]
 FACTORS = np.linspace(0, 2, 20)
+#: Bytes that a bilinear warp of one image of 64×64 may need beyond this, see docs/transforms.md.
+MORE_FOR_ONE_IMAGE = 0 if FUSES else 70 * 3 * 64 * 64
 
 
 class PeakOfBytes(TorchDispatchMode):
@@ -73,7 +76,8 @@ def test_memory_beyond_input_and_output_is_at_most_twice_the_batch(
     with PeakOfBytes() as mode:
         result = step(images, samples=np.arange(20))
     assert result.dtype == images.dtype
-    assert mode.peak <= 4 * images.nbytes  # views of the input count as well
+    # Views of the input count as well.
+    assert mode.peak <= 4 * images.nbytes + MORE_FOR_ONE_IMAGE
 
 
 MIX, CUT = transforms.MixUp(num_classes=2), transforms.CutMix(num_classes=2)
