@@ -103,7 +103,7 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    for name in ("numpy", "torch", "click", "tqdm"):
+    for name in ("numpy", "torch", "safetensors", "click", "tqdm"):
         versions[name] = _installed(name)
     for name, version in loaded_libraries().items():
         versions[f"{name} (loaded)"] = version
@@ -190,7 +190,7 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     True
     """
     index = Index.open(path)
-    index.keys.check()
+    index.keys.pack()  # which reads and checks the names
     problems: list[str] = []
     ranges = [rows for array in index.arrays for rows in _row_ranges(index, array, problems)]
     bad: dict[tuple[str, Shard], list[int]] = {}

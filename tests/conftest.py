@@ -308,9 +308,9 @@ def tamper() -> Callable[..., Path]:
         order = list(metadata["columns"])
         change(metadata, tensors)
         if relist and metadata.get("columns") == order:
-            standard = {"row", "flags", "key/offsets", "key/bytes", "crc32/image"}
             kept = [name for name in order if name in tensors]
-            metadata["columns"] = kept + sorted(tensors.keys() - standard - set(order))
+            new = tensors.keys() - {"row", "flags", *order}
+            metadata["columns"] = kept + sorted(name for name in new if "/" not in name)
         if relist:
             metadata["tensors"] = {
                 name: {

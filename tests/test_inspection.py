@@ -12,7 +12,7 @@ import pytest
 
 import memload
 from memload import inspection
-from memload.errors import ChecksumError, MissingError
+from memload.errors import FormatError, MissingError
 from memload.storage.format import npy_header
 from memload.storage.index import Index
 
@@ -249,7 +249,7 @@ def test_damage_to_the_index_is_found(name: str, make_dataset: Make, tamper: Tam
         tensors[name].view(np.uint8)[-1] ^= 1
 
     path = tamper(make_dataset().path, damage, relist=False)
-    with pytest.raises(ChecksumError, match=rf"made\.idx.*{name}"):
+    with pytest.raises(FormatError, match=rf"made\.idx.*{name}"):
         memload.verify(path)
 
 

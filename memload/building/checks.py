@@ -18,9 +18,8 @@ from memload.building.sources.opening import FilesToOpen
 from memload.building.sources.record import Column, Source, optional
 from memload.building.sources.remote import RemoteFiles
 from memload.errors import BuildError, SourceError
-from memload.storage.format import RESERVED, check_array_name, output_paths
+from memload.storage.format import DESCRS_OF_COLUMNS, RESERVED, check_array_name, output_paths
 from memload.storage.keys import Keys
-from memload.storage.tensors import TYPES
 
 
 def check_arguments(
@@ -324,7 +323,7 @@ def _check_column(name: str, column: Column) -> None:
         descr = np.dtype(column.dtype).newbyteorder("<").str
     except TypeError:
         descr = ""
-    if descr not in TYPES.values():
+    if descr not in DESCRS_OF_COLUMNS:
         raise SourceError(
             f"column {name!r:.80}: {column.dtype!r} is not a type of numbers of at most 64 bits. "
             "Convert the column, or leave it out."

@@ -55,13 +55,13 @@ def _write_selected(
     options: Mapping[str, Any],
 ) -> None:
     """Export or copy the samples that ``--where`` selects, and print the report."""
-    from memload.storage.conditions import parsed
     from memload.storage.index import Index
+    from memload.storage.where import values_in
 
     start_logging(quiet)
     index = Index.open(path)
     texts = values.by_name("--where", where)
-    conditions = {name: parsed(index, name, text) for name, text in texts.items()}
+    conditions = {name: values_in(text, index, name) for name, text in texts.items()}
     report = write(index, output, where=conditions, progress=False if quiet else None, **options)
     if not quiet:
         print_report(report)

@@ -9,8 +9,8 @@ import numpy as np
 from memload.building.sources.columns import number_texts
 from memload.editing.report import check_column_name
 from memload.editing.statistics import ids_of_masks
+from memload.storage.format import DESCRS_OF_COLUMNS
 from memload.storage.index import Index, class_counts
-from memload.storage.tensors import TYPES
 from memload.wording import listed
 
 
@@ -47,7 +47,7 @@ def column_of(name: str, values: Any, samples: int) -> NewColumn:
             raise ValueError(f"{name}: it has numbers above 2⁶³. Give int64.")
         array = array.astype("<f8" if array.dtype.kind == "f" else "<i8")
     little = array.dtype.newbyteorder("<")
-    if little.str not in TYPES.values():
+    if little.str not in DESCRS_OF_COLUMNS:
         raise ValueError(
             f"{name}: {array.dtype} of shape {array.shape} is neither numbers of at most 64 bits "
             "nor a text for each sample. Convert it."

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from memload.errors import ChecksumError
-from memload.storage.conditions import matching
 from memload.storage.index import Index
 from memload.storage.shards import Shards
+from memload.storage.where import matching
 
 
 def select(dataset: Any, where: Mapping[str, Any] | None) -> Index:

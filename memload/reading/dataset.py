@@ -27,10 +27,10 @@ from memload.reading.origin import (
     Origin,
     fingerprint_of,
 )
-from memload.storage.conditions import matching
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards, check_files
+from memload.storage.where import matching
 from memload.wording import listed, shape_text
 
 #: Attributes that are lists of all samples. They are made when they are first asked for.

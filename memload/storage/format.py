@@ -142,15 +142,15 @@ FORMAT_VERSION = 2
 HEADER_BYTES = 4096  # a page on most machines, so that rows can be mapped and registered in place
 MAGIC = b"\x93NUMPY\x01\x00"
 METADATA_KEY = "memload"
-MAX_DEPTH = 64
 
 #: The header of an NPY file that another program wrote is smaller than this.
 MAX_NPY_HEADER_BYTES = 1 << 16
 
-#: Element types of images, of masks, and of other arrays.
+#: Element types of images, of masks, of other arrays, and of columns.
 DESCRS = ("|u1", "<u2", "<i2", "<i4", "<f2", "<f4")
 DESCRS_OF_MASKS = ("|u1", "<u2")
 DESCRS_OF_ARRAYS = (*DESCRS, "|i1", "<i8", "<f8", "|b1")
+DESCRS_OF_COLUMNS = (*DESCRS_OF_ARRAYS, "<u4", "<u8")
 
 #: Names that no column may have. The last one has a meaning in safetensors.
 RESERVED = ("row", "flags", "key", "__metadata__")

@@ -1,29 +1,27 @@
 """Read, check and write the index file. `memload.storage.format` is its specification."""
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
-import mmap
 import os
-import re
+import stat
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from memload.errors import ChecksumError, FormatError, MissingError
+from memload.errors import FormatError, MissingError
 from memload.storage.format import (
     DESCRS,
     DESCRS_OF_ARRAYS,
     DESCRS_OF_MASKS,
     FORMAT_VERSION,
     HEADER_BYTES,
-    MAX_DEPTH,
     MAX_NPY_HEADER_BYTES,
     METADATA_KEY,
     index_path,
@@ -31,21 +29,10 @@ from memload.storage.format import (
     shard_pattern,
 )
 from memload.storage.keys import Keys
-from memload.storage.mapping import address_of, fault_in
-from memload.storage.tensors import (
-    Tensor,
-    in_file_order,
-    make_header,
-    read_header,
-    read_tensor,
-    require,
-)
 from memload.wording import listed, shape_text
 
-#: What a damaged or forged index may raise while it is read, besides FormatError.
-_DAMAGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
-#: A name that a file can have: no folder, no zero, and no surrogates but those of single bytes.
-_FILE_NAME = re.compile("[^/\\0\ud800-\udc7f\udd00-\udfff]{1,255}")
+#: What a damaged index may raise while it is read, besides safetensors' own error.
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -86,7 +73,7 @@ class Array:
     @property
     def row_bytes(self) -> int:
         """The size of a row in bytes."""
-        return row_bytes(self.descr, self.shape)
+        return int(self.descr[2:]) * math.prod(self.shape)
 
     @property
     def data_bytes(self) -> int:
@@ -98,15 +85,28 @@ class Array:
         """Where the first row begins in each shard: at 4,096, unless another program wrote them."""
         return self.shards[0].bytes - self.shards[0].rows * self.row_bytes
 
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """The first row of each shard, then the number of all rows: int64 ``(shards + 1,)``."""
+        return np.cumsum([0, *(shard.rows for shard in self.shards)], dtype=np.int64)
+
+    def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the shard of each row, and where the row begins in that file in bytes.
+
+        ``rows`` is int64 ``(n,)``, and both results are, too. The caller checks that all rows are
+        at least 0 and below `rows`.
+
+        >>> shards = (Shard("a.bin", 2, 4106), Shard("b.bin", 3, 4111))
+        >>> Array("image", "|u1", (1, 1, 5), shards).locate(np.array([0, 4]))
+        (array([0, 1]), array([4096, 4106]))
+        """
+        shard = np.searchsorted(self.starts, rows, side="right") - 1
+        return shard, self.header_bytes + (rows - self.starts[shard]) * self.row_bytes
+
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of the metadata. The kind is left out for images."""
         entry = asdict(self)
         return {name: value for name, value in entry.items() if (name, value) != ("kind", "image")}
-
-
-def row_bytes(descr: str, shape: Sequence[int]) -> int:
-    """Return the size in bytes of a row of this element type and shape."""
-    return int(descr[2:]) * math.prod(shape)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Index:
     the same for those other arrays whose rows are in another order; `rows_of` returns either.
     ``flags`` is uint8 ``(n,)``, and ``keys`` has n names. ``columns`` maps names to arrays
     ``(n, …)``, and ``crc32`` the name of an array to uint32 ``(rows,)``. Of an index that was read,
-    all of these are in memory, except for the names, which are mapped.
+    all of these are in memory, except for the names, which are read when one is first used.
 
     ``categories`` maps names of columns, int64 ``(n,)``, to the texts that they count into.
     ``points`` and ``boxes`` are names of columns that move with the image.
@@ -191,6 +191,11 @@ class Index:
         self.array(name)
         return self.other_rows.get(name, self.row)
 
+    def texts_of(self, name: str) -> tuple[str, ...] | None:
+        """Return the texts that the column of this name counts into, or None."""
+        is_label = name == "label" and self.classes is not None
+        return self.classes if is_label else self.categories.get(name)
+
     def subset(self, indices: np.ndarray) -> "Index":
         """Return the index of some samples, in the order given, over the same shards.
 
@@ -242,43 +247,30 @@ class Index:
     def read(cls, path: str | Path) -> "Index":
         """Read an index file into memory and check it.
 
-        Checks the structure, types and bounds, the fingerprint of the metadata, and the checksums
-        of all tensors. The names are checked when the first of them is used. Raises FormatError,
-        and MissingError (also a FileNotFoundError) if there is no such file.
+        Checks the fingerprint of the metadata, the checksums of all tensors but the names, and that
+        all numbers are in range. The names are read and checked when one is first used, from the
+        file that was opened here, even if another one has taken its place since.
+
+        Raises FormatError, and MissingError (also a FileNotFoundError) if there is no such file.
         """
         path = Path(path)
-        try:
-            if path.exists() and not path.is_file():
+        with _reading(path):
+            if not stat.S_ISREG(path.stat().st_mode):
                 raise OSError("it is a folder, a pipe or a device")
-            with path.open("rb") as file:
-                return _read_index(path, file)
-        except FileNotFoundError:
-            raise _missing(path, path) from None
-        except OSError as error:
-            reason = error.strerror or error
-            raise FormatError(f"{path} cannot be read: {reason}.", path=path) from error
-        except _DAMAGE as error:
-            if path.suffix == ".bin":
-                raise FormatError(
-                    f"{path} is not an index: it holds pixels. Read {path.with_suffix('.idx')}, or "
-                    "open it with memload.MemmapDataset.",
-                    path=path,
-                ) from None
-            detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise FormatError(
-                f"{path} is damaged or was not written by memload: {_shorten(detail)}. Restore it, "
-                "or run 'memload build' again.",
-                path=path,
-            ) from None
+            from safetensors import safe_open  # not before: `import memload` is to be fast
+
+            return _read_index(path, safe_open(path, framework="np"))
 
     def write(self, path: str | Path) -> "Index":
         """Write the index to ``path``, flush it to the disk, and return it as written.
 
         The file is written under a temporary name and renamed, so that it replaces in one step
-        whatever was at ``path``. Raises OSError, and ValueError if a file of the data set is named
-        with its folder, or if the metadata exceed 100 MB, which is a million classes with names of
-        80 letters.
+        whatever was at ``path``. Raises OSError, ValueError if a file of the data set is named with
+        its folder, and SafetensorError if the metadata exceed 100 MB, which is a million classes
+        with names of 80 letters.
         """
+        from safetensors.numpy import save
+
         path = Path(path)
         for shard in self.shards:
             if "/" in shard.file:
@@ -288,10 +280,8 @@ class Index:
                 )
         tensors = self._tensors()
         metadata = self._metadata(tensors)
-        text = _canonical(metadata).decode()
-        header = make_header(tensors, {METADATA_KEY: text})
-        data = [_bytes_of(tensors[name]) for name in in_file_order(tensors)]
-        _replace_file(path, [header, *data])
+        # Not by safetensors.numpy.save_file, whose files only their owner may read.
+        _replace_file(path, save(tensors, {METADATA_KEY: _canonical(metadata).decode()}))
         return replace(self, path=path, fingerprint=metadata["fingerprint"])
 
     def identified(self) -> "Index":
@@ -308,24 +298,19 @@ class Index:
                 name: {
                     "dtype": tensor.dtype.str,
                     "shape": list(tensor.shape),
-                    "crc32": zlib.crc32(_bytes_of(tensor)),
+                    "crc32": zlib.crc32(tensor.data),
                 }
                 for name, tensor in tensors.items()
             },
             "columns": list(self.columns),
-            "classes": None if self.classes is None else list(self.classes),
-            "points": list(self.points),
-            **self._optional_entries(),
+            "classes": self.classes,
+            "points": self.points,
+            **({"categories": dict(self.categories)} if self.categories else {}),
+            **({"boxes": self.boxes} if self.boxes else {}),
             "build": dict(self.build),
             "statistics": dict(self.statistics),
         }
         return metadata | {"fingerprint": hashlib.sha256(_canonical(metadata)).hexdigest()}
-
-    def _optional_entries(self) -> dict[str, Any]:
-        """Return the entries of the metadata that are only there if there is something in them."""
-        texts = {name: list(names) for name, names in self.categories.items()}
-        entries = {"categories": texts, "boxes": list(self.boxes)}
-        return {name: entry for name, entry in entries.items() if entry}
 
     def _tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors of the file, contiguous and little-endian."""
@@ -350,14 +335,14 @@ def class_counts(labels: np.ndarray, classes: int) -> list[int]:
     return [int(count) for count in np.bincount(labels, minlength=classes)]
 
 
-def _replace_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+def _replace_file(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to the disk, and rename it to ``path``."""
     # A random name, so that two processes do not write to the same file. A short one, since the
     # name of the index may be as long as a name can be.
     temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.writelines(parts)
+            file.write(content)
         sync(temporary)
         temporary.replace(path)
     except OSError as error:
@@ -382,31 +367,59 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _read_index(path: Path, file: BufferedReader) -> Index:
-    """Read an index. Raises FormatError, OSError, or one of `_DAMAGE`."""
-    tensors, texts = read_header(file)
-    metadata = json.loads(texts[METADATA_KEY])
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn whatever a missing, unreadable or damaged index raises into FormatError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise _missing(path, path) from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise FormatError(f"{path} cannot be read: {reason}.", path=path) from error
+    except (SafetensorError, *_DAMAGE) as error:
+        detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise FormatError(
+            f"{path} is damaged or was not written by memload: {detail:.200}. Restore it, or run "
+            "'memload build' again.",
+            path=path,
+        ) from None
+
+
+def _read_index(path: Path, file: Any) -> Index:
+    """Read an index. Raises FormatError, OSError, SafetensorError, or one of `_DAMAGE`."""
+    metadata = json.loads(file.metadata()[METADATA_KEY])
     _check_identity(path, metadata)
-    arrays = _parse_arrays(metadata["arrays"])
-    _check_tensors(tensors, metadata, arrays)
-    stored = {}
-    for name, tensor in tensors.items():
-        if not name.startswith("key/"):
-            stored[name] = read_tensor(file, tensor)
-            _check_crc32(path, name, stored[name], metadata)
-    _check_rows(stored, arrays)
-    _check_contents(stored, metadata)
-    classes = metadata["classes"]
-    return Index(
+    entries, classes = metadata["tensors"], metadata["classes"]
+    tensors = {
+        name: _read_tensor(file, name, entry)
+        for name, entry in entries.items()
+        if not name.startswith("key/")
+    }
+
+    @functools.cache
+    def load_names() -> tuple[np.ndarray, np.ndarray]:
+        with _reading(path):
+            names = "key/offsets", "key/bytes"
+            offsets, data = (_read_tensor(file, name, entries[name]) for name in names)
+            return offsets, data
+
+    samples = len(tensors["row"])
+    _require(entries["key/offsets"]["shape"] == [samples + 1], "it has not a name for each sample")
+    arrays = tuple(_parse_array(entry) for entry in metadata["arrays"])
+    rows = {array.name: tensors.get(f"row/{array.name}") for array in arrays}
+    index = Index(
         path=path,
         arrays=arrays,
-        row=stored["row"],
-        flags=stored["flags"],
-        keys=_map_keys(path, file, tensors, metadata),
-        columns={name: stored[name] for name in metadata["columns"]},
-        crc32={array.name: stored[f"crc32/{array.name}"] for array in arrays},
+        row=tensors["row"],
+        flags=tensors["flags"],
+        keys=Keys.loaded_by(load_names, samples),
+        columns={name: tensors[name] for name in metadata["columns"]},
+        crc32={array.name: tensors[f"crc32/{array.name}"] for array in arrays},
         classes=None if classes is None else tuple(classes),
-        other_rows={a.name: stored[f"row/{a.name}"] for a in arrays if f"row/{a.name}" in stored},
+        other_rows={name: numbers for name, numbers in rows.items() if numbers is not None},
         points=tuple(metadata["points"]),
         boxes=tuple(metadata.get("boxes", ())),
         categories={name: tuple(texts) for name, texts in metadata.get("categories", {}).items()},
@@ -414,12 +427,13 @@ def _read_index(path: Path, file: BufferedReader) -> Index:
         statistics=metadata["statistics"],
         fingerprint=metadata["fingerprint"],
     )
+    _check_numbers(index, metadata["samples"])
+    return index
 
 
 def _check_identity(path: Path, metadata: Any) -> None:
     """Check the version of the format and the fingerprint of the metadata."""
     version = metadata["format_version"]
-    require(type(version) is int and version >= 1, "it has no format version")
     if version > FORMAT_VERSION:
         raise FormatError(
             f"{path} has format version {version}, but this memload reads versions up to "
@@ -428,176 +442,79 @@ def _check_identity(path: Path, metadata: Any) -> None:
         )
     content = {key: value for key, value in metadata.items() if key != "fingerprint"}
     expected = hashlib.sha256(_canonical(content)).hexdigest()
-    require(metadata["fingerprint"] == expected, "its fingerprint does not fit its metadata")
+    _require(metadata["fingerprint"] == expected, "its fingerprint does not fit its metadata")
 
 
-def _parse_arrays(entries: Any) -> tuple[Array, ...]:
-    arrays = tuple(_parse_array(entry) for entry in entries)
-    names = [array.name for array in arrays]
-    require("image" in names, "it has no array named 'image'")
-    require(len(set(names)) == len(names), "two of its arrays have the same name")
-    for array in arrays:
-        is_image = array.name == "image"
-        require((array.kind == "image") == is_image, "its images are not the array 'image'")
-    return arrays
+def _read_tensor(file: Any, name: str, entry: Any) -> np.ndarray:
+    """Return a tensor if it is the one that the metadata describe."""
+    tensor: np.ndarray = file.get_tensor(name)
+    found = tensor.dtype.str, [*tensor.shape], zlib.crc32(tensor.data)
+    expected = entry["dtype"], entry["shape"], entry["crc32"]
+    _require(found == expected, f"its tensor {name!r} differs from its checksum")
+    return tensor
 
 
-#: For each kind of array, its element types and what its shape is; None for any shape.
-_KINDS: Mapping[str, tuple[Sequence[str], tuple[str, ...] | None]] = {
-    "image": (DESCRS, ("H", "W", "C")),
-    "mask": (DESCRS_OF_MASKS, ("H", "W")),
+#: For each kind of array, its element types, and the number of its dimensions unless it is free.
+_KINDS: Mapping[str, tuple[Sequence[str], int | None]] = {
+    "image": (DESCRS, 3),
+    "mask": (DESCRS_OF_MASKS, 2),
     "array": (DESCRS_OF_ARRAYS, None),
 }
 
 
 def _parse_array(entry: Any) -> Array:
-    name, descr, shape = entry["name"], entry["descr"], tuple(entry["shape"])
-    kind = entry.get("kind", "image")
-    require(kind in get_args(ArrayKind), f"array {name!r} has the unknown kind {kind!r}")
-    descrs, sides = _KINDS[kind]
-    require(descr in descrs, f"the element type of {name!r} is none of {', '.join(descrs)}")
-    integers = all(type(extent) is int and 0 < extent < 2**31 for extent in shape)
-    fits = bool(shape) if sides is None else len(shape) == len(sides)
-    require(integers and fits, f"the shape of {name!r} is not [{', '.join(sides or ('…',))}]")
     shards = tuple(Shard(shard["file"], shard["rows"], shard["bytes"]) for shard in entry["shards"])
-    require(bool(shards), f"array {name!r} has no shards")
-    array = Array(name, descr, shape, shards, kind)
+    name, kind = entry["name"], entry.get("kind", "image")
+    array = Array(name, entry["descr"], tuple(entry["shape"]), shards, kind)
+    descrs, dimensions = _KINDS[kind]
+    is_known = array.descr in descrs and dimensions in (None, len(array.shape))
+    _require(is_known, f"its array {name!r} has the type {array.descr} and shape {array.shape}")
+    sizes = *array.shape, *(shard.rows for shard in shards)
+    _require(all(type(size) is int and size > 0 for size in sizes), f"{name!r} has an empty side")
+    header = array.header_bytes
+    is_other = kind != "image" and 0 < header < MAX_NPY_HEADER_BYTES
+    _require(is_other or header == HEADER_BYTES, f"{shards[0].file} has a wrong size")
     for shard in shards:
-        is_name = _FILE_NAME.fullmatch(shard.file) and shard.file not in (".", "..")
-        require(bool(is_name), f"{shard.file!r} is not a file name without a folder")
-        require(type(shard.rows) is int and shard.rows > 0, "a shard has no rows")
-        size = array.header_bytes + shard.rows * array.row_bytes
-        require(shard.bytes == size < 2**63, f"the size of {shard.file} does not fit its rows")
-    is_ours = array.header_bytes == HEADER_BYTES
-    is_other = kind != "image" and 0 < array.header_bytes < MAX_NPY_HEADER_BYTES
-    require(is_ours or is_other, f"the size of {shards[0].file} does not fit its rows")
+        fits = shard.bytes == header + shard.rows * array.row_bytes
+        _require(fits, f"{shard.file} has a wrong size")
+        is_name = Path(shard.file).name == shard.file not in ("", "..")
+        _require(is_name, f"{shard.file!r} is not a file name without a folder")
     return array
 
 
-def _check_tensors(tensors: Mapping[str, Tensor], metadata: Any, arrays: Sequence[Array]) -> None:
-    """Check that the tensors are those that the metadata list and that the format requires."""
-    found = {name: (tensor.descr, tensor.shape) for name, tensor in tensors.items()}
-    listed = metadata["tensors"]
-    described = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in listed.items()}
-    require(described == found, "its tensors are not those that its metadata list")
-    require(all(type(entry["crc32"]) is int for entry in listed.values()), "a crc32 is no integer")
-    samples, columns = metadata["samples"], metadata["columns"]
-    required = {
-        "row": ("<i8", (samples,)),
-        "flags": ("|u1", (samples,)),
-        "key/offsets": ("<i8", (samples + 1,)),
-        "key/bytes": ("|u1", (tensors["key/bytes"].size,)),
-        **{f"crc32/{array.name}": ("<u4", (array.rows,)) for array in arrays},
-        **{
-            f"row/{array.name}": ("<i8", (samples,))
-            for array in arrays
-            if f"row/{array.name}" in found and array.kind != "image"
-        },
-    }
-    for name, expected in required.items():
-        require(found[name] == expected, f"tensor {name!r} is {found[name]}, not {expected}")
-    require(sorted([*columns, *required]) == sorted(found), "its columns do not fit its tensors")
-    require(not {array.name for array in arrays} & {*columns}, "an array and a column share a name")
-    for name in columns:
-        require(found[name][1][:1] == (samples,), f"column {name!r} has not {samples} entries")
+def _check_numbers(index: Index, samples: Any) -> None:
+    """Check that there is a value for each sample, and that rows and labels are in range."""
+    _require(index.image.kind == "image", "its images are of another kind")
+    _require(len(index) == samples == len(index.flags), f"it has not {samples} samples")
+    for name, column in index.columns.items():
+        _require(len(column) == samples, f"its column {name!r} has not {samples} entries")
+    for array in index.arrays:
+        rows = index.crc32[array.name].shape
+        _require(rows == (array.rows,), f"its checksums of {array.name!r} are not one for each row")
+        _check_range(index.rows_of(array.name), samples, array.rows, f"row of {array.name!r}")
+    texts = dict(index.categories)
+    if index.classes is not None:
+        texts["label"] = index.classes
+    for name, known in texts.items():
+        _check_range(index.columns[name], samples, len(known), f"number in {name!r}")
 
 
-def _check_rows(stored: Mapping[str, np.ndarray], arrays: Sequence[Array]) -> None:
-    """Check that the rows of all samples are in range."""
-    for array in arrays:
-        rows = stored.get(f"row/{array.name}", stored["row"])
-        require(_in_range(rows, array.rows), f"a sample has a row beyond 0 to {array.rows - 1}")
+def _check_range(numbers: np.ndarray, samples: int, stop: int, what: str) -> None:
+    """Check that numbers are int64 ``(samples,)`` from 0 to ``stop - 1``."""
+    is_right = numbers.dtype.str == "<i8" and numbers.shape == (samples,)
+    if is_right and samples:
+        is_right = bool(numbers.min() >= 0 and numbers.max() < stop)
+    _require(is_right, f"a {what} is not a whole number from 0 to {stop - 1}")
 
 
-def _check_contents(stored: Mapping[str, np.ndarray], metadata: Any) -> None:
-    """Check that labels are in range, and the rest of the metadata."""
-    classes = metadata["classes"]
-    if classes is not None:
-        require(all(type(name) is str for name in classes), "its classes are no list of names")
-        label = stored["label"]
-        require(label.dtype.str == "<i8" and label.ndim == 1, "its labels are not int64 (n,)")
-        require(_in_range(label, len(classes)), "a label is beyond the classes")
-    for name in metadata["points"]:
-        require(name in metadata["columns"], f"its points {name!r} are no column")
-        require(stored[name].shape[2:] == (2,), f"its points {name!r} are not (n, k, 2)")
-    for name in metadata.get("boxes", ()):
-        require(name in metadata["columns"], f"its boxes {name!r} are no column")
-        is_boxes = stored[name].dtype.str == "<f4" and stored[name].shape[2:] == (4,)
-        require(is_boxes, f"its boxes {name!r} are not float32 (n, k, 4)")
-    for name, texts in metadata.get("categories", {}).items():
-        require(name in metadata["columns"], f"its categories {name!r} are no column")
-        are_texts = type(texts) is list and all(type(text) is str for text in texts)
-        require(are_texts, f"its categories {name!r} are no list of texts")
-        is_numbered = stored[name].dtype.str == "<i8" and stored[name].ndim == 1
-        require(is_numbered, f"its column {name!r} with categories is not int64 (n,)")
-        require(_in_range(stored[name], len(texts)), f"its {name!r} is beyond its categories")
-    for name in ("build", "statistics"):
-        require(type(metadata[name]) is dict, f"its {name} are no object")
-        require(_depth(metadata[name]) <= MAX_DEPTH, f"its {name} are nested too deeply")
-
-
-def _map_keys(
-    path: Path, file: BufferedReader, tensors: Mapping[str, Tensor], metadata: Any
-) -> Keys:
-    """Return the names, mapped. They are checked when the first of them is used."""
-    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    offsets, data = (
-        mapped[tensors[name].start :][: tensors[name].size].view(tensors[name].descr)
-        for name in ("key/offsets", "key/bytes")
-    )
-
-    @functools.cache
-    def verify() -> None:
-        for name, tensor in (("key/offsets", offsets), ("key/bytes", data)):
-            try:
-                fault_in(address_of(tensor), tensor.nbytes)
-            except OSError as error:
-                raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
-            _check_crc32(path, name, tensor, metadata)
-        rises = not np.any(offsets[1:] < offsets[:-1])  # np.diff could overflow
-        if not rises or offsets[0] != 0 or offsets[-1] != data.size:
-            raise FormatError(
-                f"{path} is damaged: its key/offsets do not rise from 0 to {data.size}. "
-                "Restore it, or run 'memload build' again.",
-                path=path,
-            )
-
-    return Keys(offsets, data, verify)
-
-
-def _check_crc32(path: Path, name: str, tensor: np.ndarray, metadata: Any) -> None:
-    found, expected = zlib.crc32(_bytes_of(tensor)), metadata["tensors"][name]["crc32"]
-    if found != expected:
-        raise ChecksumError(
-            f"{path} is damaged: its tensor {_shorten(name)!r} has checksum {found:08x} instead of "
-            f"{expected:08x}. Restore it, or run 'memload build' again.",
-            path=path,
-        )
-
-
-def _bytes_of(tensor: np.ndarray) -> memoryview:
-    return tensor.reshape(-1).view(np.uint8).data
-
-
-def _in_range(numbers: np.ndarray, stop: int) -> bool:
-    return not numbers.size or (numbers.min() >= 0 and numbers.max() < stop)
-
-
-def _depth(value: object) -> int:
-    """Return how deeply objects and lists are nested; 0 for anything else."""
-    if not isinstance(value, (dict, list)):
-        return 0
-    inner = value.values() if isinstance(value, dict) else value
-    return 1 + max(map(_depth, inner), default=0)
+def _require(condition: bool, problem: str) -> None:
+    """Raise ValueError with this text unless a condition holds."""
+    if not condition:
+        raise ValueError(problem)
 
 
 def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-
-
-def _shorten(text: str) -> str:
-    """Return a text in at most 200 letters. A name in a forged file may have millions."""
-    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def _missing(path: Path, given: Path) -> MissingError:
@@ -606,20 +523,11 @@ def _missing(path: Path, given: Path) -> MissingError:
     ``given`` is what the user named, such as ``out.bin``.
     """
     pixels, building = path.with_suffix(".bin"), output_paths(path.with_suffix(".bin"))[1]
-    copying = path.with_suffix(".copying")
-    owner = path.with_name(f"{path.stem.rpartition('.')[0]}.idx")  # out.idx of out.mask.bin
     if os.path.exists(building):  # noqa: PTH110  # no name is too long for os.path
         message = (
             f"{given} is missing: its build is not complete ({building}). If it is running, wait "
             "for it. Otherwise run the same 'memload build' again; it goes on where it stopped."
         )
-    elif os.path.exists(copying):  # noqa: PTH110  # as above
-        message = (
-            f"{given} is missing: it is a copy that is not complete ({copying}). Run the same "
-            "'memload copy' again."
-        )
-    elif os.path.exists(given) and os.path.exists(owner):  # noqa: PTH110  # as above
-        message = f"{given} holds an array of {owner.name}, not its images. Open {owner}."
     elif os.path.exists(pixels):  # noqa: PTH110  # as above
         message = (
             f"{path} is missing: without an index, {pixels.name} has no labels and no names. Copy "

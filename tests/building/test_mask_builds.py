@@ -826,12 +826,6 @@ def test_a_file_with_the_name_of_a_mask_is_not_replaced_unless_it_is_said(folder
     assert memload.verify(folder / "out.bin").ok
 
 
-def test_the_files_of_masks_name_their_data_set(folder: Path) -> None:
-    build(folder, shard_size=None)
-    with pytest.raises(memload.MissingError, match=r"holds an array of out\.idx, not its images"):
-        memload.MemmapDataset(folder / "out.mask.bin")
-
-
 # A data set of memload's, built anew
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import memload
 from memload.cli import main
-from memload.errors import BuildError, ChecksumError, MissingError
+from memload.errors import BuildError, ChecksumError
 from memload.storage.index import Index
 from memload.storage.shards import Shards
 
@@ -152,24 +152,6 @@ def test_a_folder_in_the_way_leaves_the_data_set_that_was_to_be_replaced(
         memload.copy(index.path, tmp_path / "old.bin", overwrite=True, progress=False)
     assert files(tmp_path) == before
     assert memload.verify(tmp_path / "old.bin").ok
-
-
-def test_who_opens_a_copy_that_was_stopped_is_told_to_run_it_again(
-    make_dataset: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = make_dataset("new.bin")
-
-    def fail(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("memload.building.destination.move", fail)
-        with pytest.raises(KeyboardInterrupt):
-            memload.copy(index.path, tmp_path / "old.bin", progress=False)
-    with pytest.raises(MissingError, match=r"old.copying\). Run the same 'memload copy' again"):
-        memload.MemmapDataset(tmp_path / "old.bin")
-    memload.copy(index.path, tmp_path / "old.bin", progress=False)
-    assert files(tmp_path) == ["new.bin", "new.idx", "old.bin", "old.idx"]
 
 
 def test_a_data_set_is_not_copied_onto_files_that_it_is_read_from(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import memload
 from memload.errors import FormatError
@@ -44,7 +43,7 @@ TENSORS = bytes.fromhex(
 )
 
 
-def tiny(folder: Path) -> Index:
+def tiny(folder):
     return Index(
         path=folder / "tiny.idx",
         arrays=(Array("image", "|u1", (1, 2, 3), (Shard("tiny.bin", 2, 4108),)),),
@@ -63,7 +62,7 @@ def tiny(folder: Path) -> Index:
     )
 
 
-def specified_reader(path: Path) -> tuple[dict, dict[str, np.ndarray], np.ndarray]:
+def specified_reader(path):
     """Read an index and its pixels as the docstring of memload.storage.format says, with nothing of memload's."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -105,7 +104,7 @@ def specified_reader(path: Path) -> tuple[dict, dict[str, np.ndarray], np.ndarra
     return metadata, tensors, np.concatenate(parts)
 
 
-def test_the_header_of_a_shard_is_these_4096_bytes_which_hold_the_largest_shape() -> None:
+def test_the_header_of_a_shard_is_these_4096_bytes_which_hold_the_largest_shape():
     text = b"{'descr': '|u1', 'fortran_order': False, 'shape': (260, 256, 256, 3), }"
     expected = b"\x93NUMPY\x01\x00\xf6\x0f" + text + b" " * (4096 - 10 - len(text) - 1) + b"\n"
     assert npy_header("|u1", (260, 256, 256, 3)) == expected
@@ -113,7 +112,7 @@ def test_the_header_of_a_shard_is_these_4096_bytes_which_hold_the_largest_shape(
     assert len(npy_header("<f4", largest, seal="0123456789abcdef")) == len(expected) == 4096
 
 
-def test_an_index_is_these_bytes_on_every_write(tmp_path: Path) -> None:
+def test_an_index_is_these_bytes_on_every_write(tmp_path):
     header = (
         f'{{"__metadata__":{{"memload":{json.dumps(METADATA)}}},'
         '"key/offsets":{"dtype":"I64","shape":[4],"data_offsets":[0,32]},'
@@ -130,9 +129,7 @@ def test_an_index_is_these_bytes_on_every_write(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == expected
 
 
-def test_a_reader_made_from_the_specification_alone_reads_a_build(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_reader_made_from_the_specification_alone_reads_a_build(folder, tmp_path):
     (folder / "bee" / "04.jpg").write_bytes(b"no picture")
     (folder / "cat" / "zoë\udcff.jpg").write_bytes((folder / "cat" / "02.jpg").read_bytes())
     report = memload.build(
@@ -164,19 +161,14 @@ def test_a_reader_made_from_the_specification_alone_reads_a_build(
     statistics = pixels[tensors["row"]].reshape(-1, 3) / 255
     np.testing.assert_allclose(metadata["statistics"]["mean"], statistics.mean(0))
     np.testing.assert_allclose(metadata["statistics"]["std"], statistics.std(0))
-    of_safetensors = safetensors.numpy.load_file(tmp_path / "out.idx")
-    assert of_safetensors["label"].tolist() == tensors["label"].tolist()
 
 
-def test_all_files_are_named_after_the_output() -> None:
+def test_all_files_are_named_after_the_output():
     assert shard_names("folder/out.bin", 1) == ["out.bin"]
     assert shard_names("out.bin", 2) == ["out-00000-of-00002.bin", "out-00001-of-00002.bin"]
     assert shard_names("out.bin", 100_001)[100_000] == "out-100000-of-100001.bin"
-    assert output_paths("a/out.bin") == (
-        Path("a/out.idx"),
-        Path("a/out.building"),
-        Path("a/out.rejects.csv"),
-    )
+    paths = ["a/out.idx", "a/out.building", "a/out.rejects.csv"]
+    assert [*output_paths("a/out.bin")] == [Path(path) for path in paths]
 
 
 @pytest.mark.parametrize(
@@ -191,11 +183,11 @@ def test_all_files_are_named_after_the_output() -> None:
         ("out-100000-of-100001.bin", "out.idx"),
     ],
 )
-def test_the_index_is_found_from_any_file_of_the_data_set(given: str, expected: str) -> None:
+def test_the_index_is_found_from_any_file_of_the_data_set(given, expected):
     assert index_path(given) == Path(expected)
 
 
-def test_what_is_no_data_set_is_told_as_what_it_is(tmp_path: Path) -> None:
+def test_what_is_no_data_set_is_told_as_what_it_is(tmp_path):
     folder, shard = tmp_path / "images", tmp_path / "out-00000-of-00002.bin"
     folder.mkdir()
     with pytest.raises(FormatError, match=rf"is a folder, .*'memload build {folder} out\.bin'"):
@@ -213,9 +205,7 @@ def test_what_is_no_data_set_is_told_as_what_it_is(tmp_path: Path) -> None:
     ("given", "suggestion"),
     [("out", "out.bin"), ("out.npy", "out.bin"), ("out.idx", "out.bin"), ("", "out.bin")],
 )
-def test_an_output_that_does_not_end_in_bin_is_refused_with_one_that_does(
-    given: str, suggestion: str
-) -> None:
+def test_an_output_that_does_not_end_in_bin_is_refused_with_one_that_does(given, suggestion):
     with pytest.raises(
         ValueError, match=rf"^output is .* must end in '\.bin'\. Write '{suggestion}'"
     ):

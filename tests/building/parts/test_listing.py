@@ -79,7 +79,8 @@ KINDS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
 
 def assert_same(one: Any, other: Any) -> None:
     """Compare the records of two sources, and what describes them."""
-    for name in ("keys", "classes", "schema", "notes"):
+    assert list(one.keys) == list(other.keys)
+    for name in ("classes", "schema", "notes"):
         assert getattr(one, name) == getattr(other, name)
     for index in (0, len(one) - 1):
         first, second = one[index], other[index]
