@@ -6,9 +6,9 @@
   page-locked; copied to the GPU and normalised there.
 
 Synchronous loads, then trains six convolutions, on one stream. `CudaPrefetcher` loads two batches
-ahead on a stream of its own, and with `own_thread=True` on a thread of its own. "loading alone" and
-"training alone" are the bounds: loading that is hidden completely takes as long as the slower of
-them. Milliseconds a step of whole epochs, bfloat16. `--toy` shows on a CPU that all of it runs.
+ahead on a stream of its own. "loading alone" and "training alone" are the bounds: loading that is
+hidden completely takes as long as the slower of them. Milliseconds a step of whole epochs, bfloat16.
+`--toy` shows on a CPU that all of it runs.
 """
 
 import time
@@ -25,7 +25,6 @@ from train_step import Training
 import memload
 
 CASES = ("made on the device", "DataLoader")
-WAYS = ("CudaPrefetcher", "CudaPrefetcher, own_thread")
 
 
 class Epochs:
@@ -98,12 +97,10 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         step = Training(network(), torch.device(device)).step
         settings = {"device": device, "transform": transform}
         ahead = memload.CudaPrefetcher(source, **settings)
-        on_thread = memload.CudaPrefetcher(source, own_thread=True, **settings)
         found[f"{case} › loading alone"] = epoch(synchronous, lambda *_: None)
         found[f"{case} › training alone"] = epoch([next(iter(synchronous))] * count, step)
         found[f"{case} › synchronous"] = epoch(synchronous, step)
         found[f"{case} › CudaPrefetcher"] = epoch(ahead, step)
-        found[f"{case} › CudaPrefetcher, own_thread"] = epoch(on_thread, step)
     return found
 
 
@@ -113,11 +110,10 @@ if __name__ == "__main__":
         options={"samples": 64, "batches": 60, "rounds": 5, "toy": False},
         quick={"samples": 32, "batches": 30, "rounds": 3},
         ratios={
-            f"{case} › {way} › times as fast as synchronous": (
+            f"{case} › CudaPrefetcher › times as fast as synchronous": (
                 f"{case} › synchronous › time a step (ms)",
-                f"{case} › {way} › time a step (ms)",
+                f"{case} › CudaPrefetcher › time a step (ms)",
             )
             for case in CASES
-            for way in WAYS
         },
     )

@@ -9,9 +9,9 @@ time. The clock starts with the loop (for whole epochs, before the Loader is ope
 so many images are in hand, the device waited for.
 
 **Cold.** Before each way, the pages of its own file, and no others, are dropped from the page cache.
-That they are gone is checked with mincore(). Where rows are held, none are dropped; epochs are taken
-until all of them are in RAM. "in RAM" then is the share of the rows that came from there (on the
-CPU: of the file's pages, before the clock starts).
+That they are gone is checked with mincore(). Where rows are held, none are dropped; the clock starts
+when all of them are in RAM. "in RAM" then is the share of the rows that came from there. On the CPU,
+where the system decides, an epoch is taken before, and it is the share of the file's pages then.
 
 **Limits.** Bare O_DIRECT reads of as many random rows, by 8, 16, 32 and 64 threads in each round.
 The number of threads counts whose median is the best. Where a share of the rows is held in RAM, the
@@ -27,8 +27,7 @@ that the kernel would end, and it gives way by itself. 90 % are held without it,
 read past the page cache in any case.
 
 On the CPU, beside it: FFCV and LitData read as many of the same rows from files of their own, if
-they are installed for the Python that ``--python`` names (`cold_contenders.py`); and
-`BlockShuffledSampler` is set beside `ShuffledSampler`, for rows of 150,528 and of 3,072 bytes.
+they are installed for the Python that ``--python`` names (`cold_contenders.py`).
 
 The first table has ``--rounds``, the others half as many. ``--only`` takes the tables whose titles
 contain a word, or a part of one. ``--quick`` has three rounds and no contenders.
@@ -62,13 +61,13 @@ from report import tables
 import memload
 from memload.machine import available_memory  # not public, but ab.py does not run this benchmark
 
-USUAL = {"images": 70_000, "small": 400_000, "rows": 8192, "side": 224, "batch": 256, "rounds": 5}
+USUAL = {"images": 70_000, "rows": 8192, "side": 224, "batch": 256, "rounds": 5}
 OPTIONS = {**USUAL, "only": [], "python": [], "timeout": 600.0, "data": None}
 #: RAM that is left beside what is held. With less than 3 GB, a machine came to its OOM killer.
 #: memload leaves that much to others. The rest is for page-locked memory and for CUDA.
 BESIDE_HELD = 5_000_000_000
-#: Within so many epochs, all rows that are to be held have to be in RAM.
-EPOCHS_UNTIL_HELD = 10
+#: Within so many seconds, all rows that are to be held have to be in RAM.
+SECONDS_UNTIL_HELD = 300
 #: The names of limits.
 DIRECT = {threads: f"bare O_DIRECT, {threads} threads" for threads in (8, 16, 32, 64)}
 SEQUENTIAL, BUS = "read from start to end", "one large copy"
@@ -201,23 +200,29 @@ def held(
 ) -> Measured:
     """Return a way that reads with a share of the rows in RAM, where they are from the start."""
     size = int(share * bench.options.images * bench.row_bytes)
-    opened: list[memload.Loader] = []
-    bench.opened.callback(opened.clear)
 
     def way() -> Figures:
-        if not opened:
-            gc.collect()
-            opened.append(bench.loader(cache_bytes=size, **options))
-            fill(opened[0], share)
-        (loader,), in_ram = opened, share_in_ram(bench.path)
+        gc.collect()  # Loaders of a process share what they hold
+        loader = bench.loader(cache_bytes=size, **options)
+        fill(loader, share)
         before = counts(loader)
         found = take(loader, bench.count, least_seconds=1)
         after = counts(loader)
-        if after.hits is not None:
-            in_ram = (after.hits - before.hits) / (after.served - before.served)
-        return found | {"in RAM": in_ram}
+        return found | {"in RAM": (after.hits - before.hits) / (after.served - before.served)}
 
     return Measured(way, limit)
+
+
+def after_an_epoch(bench: Bench, **options: Any) -> Measured:
+    """Return a way that reads on the CPU, where the system has kept what it likes of an epoch."""
+
+    def way() -> Figures:
+        loader = bench.loader(**options)
+        harness.count_images(loader)
+        in_ram = share_in_ram(bench.path)
+        return take(loader, bench.count, least_seconds=1) | {"in RAM": in_ram}
+
+    return Measured(way)
 
 
 def counts(loader: memload.Loader) -> Any:
@@ -226,12 +231,12 @@ def counts(loader: memload.Loader) -> Any:
 
 
 def fill(loader: memload.Loader, share: float) -> None:
-    """Take epochs until a share of the rows is held, and no more. Raises RuntimeError."""
-    for _ in range(EPOCHS_UNTIL_HELD):
-        harness.count_images(loader)
+    """Wait until a share of the rows is held, and no more. Raises RuntimeError."""
+    end = time.perf_counter() + SECONDS_UNTIL_HELD
+    while time.perf_counter() < end:
         if abs(counts(loader).rows_held / counts(loader).rows - share) < 0.02:
             return
-        time.sleep(1)  # while the disk is idle, pages are registered
+        time.sleep(0.1)
     raise RuntimeError(f"{share:.0%} of the rows should be held. {loader.feed}.")
 
 
@@ -280,35 +285,15 @@ def contenders(bench: Bench) -> dict[str, Measured]:
     return found
 
 
-def orders_on_cpu(bench: Bench) -> dict[str, Measured]:
-    """Return random order and blocks of neighbours, for the first quarter of two cold files."""
-    options = bench.options
-    small = noise_dataset(bench.folder, options.small, min(32, options.side))
-    found: dict[str, Measured] = {}
-    for path, batch in ((bench.path, options.batch), (small, 8 * options.batch)):
-        images, side = np.load(path, mmap_mode="r").shape[:2]
-        for order in (memload.ShuffledSampler, memload.BlockShuffledSampler):
-            name = f"rows of {3 * side**2:,} bytes, {order.__name__}"
-            found[name] = Measured(cold(path, partial(in_order, path, order, images, batch)))
-    return found
-
-
-def in_order(path: Path, order: Any, images: int, batch: int) -> Figures:
-    """Read the first quarter of a file in an order."""
-    sampler = order(images, seed=next(_seeds))
-    loader = memload.Loader(path, batch, sampler=sampler, device="cpu")
-    return take(loader, images // 4)
-
-
 def epoch_on_cpu(bench: Bench) -> dict[str, Measured]:
     """Return the whole first epoch of a cold file that fits in RAM."""
     return {SEQUENTIAL: read_sequentially(bench), "Loader": first_epoch(bench)}
 
 
-def half_held_on_cpu(bench: Bench) -> dict[str, Measured]:
+def larger_on_cpu(bench: Bench) -> dict[str, Measured]:
     """Return reading from a file larger than RAM."""
     return bare_reads(bench) | {
-        f"Loader, half held, {threads} threads": held(bench, 0.5, disk(0.5), num_threads=threads)
+        f"Loader, {threads} threads": after_an_epoch(bench, num_threads=threads)
         for threads in (2, 4, 8)
     }
 
@@ -331,7 +316,6 @@ def less_held_on_cuda(bench: Bench) -> dict[str, Measured]:
     """Return reading from a file larger than RAM, with nothing and with half of the rows in RAM."""
     return {
         **bare_reads(bench),
-        # opened first: Loaders of a process share what they hold
         "disk, nothing held": held(bench, 0.0, disk(), feed="disk"),
         "disk, half held": held(bench, 0.5, disk(0.5), feed="disk"),
     }
@@ -361,8 +345,7 @@ TABLES = {
     "cpu": {
         "the first quarter of a cold file": Table(quarter_on_cpu, all_rounds=True),
         "the whole first epoch of a cold file that fits": Table(epoch_on_cpu, warm_up=False),
-        "orders, the first quarter of cold files": Table(orders_on_cpu),
-        "a file larger than RAM": Table(half_held_on_cpu, short_of_ram=True),
+        "a file larger than RAM": Table(larger_on_cpu, short_of_ram=True),
     },
     "cuda": {
         "the first rows of a cold file": Table(rows_on_cuda, all_rounds=True),

@@ -3,8 +3,8 @@
 Noise of 224×224×3 in batches of 256, and of 32×32×3 in batches of 2,048; random order, pages warm,
 whole epochs with the loop included, the device waited for at the end, images a second. Limits: one
 copy from page-locked memory of the bytes of a batch; `torch.index_select` of a batch on the device;
-for `pinned`, one thread that gathers into two page-locked buffers in turn and copies them. `disk`
-holds all rows in RAM here; `cold.py` has larger files.
+for `pinned`, one thread that gathers into two page-locked buffers in turn and copies them. All rows
+are held in RAM here; `cold.py` has larger files.
 
 "host time a step" is what the caller of a resident Loader spends in asking for a batch, the device
 never waited for; the first step of an epoch is left out, and the slowest 2 % of the others.
@@ -17,7 +17,6 @@ there are cores. An epoch of all these, and of the Loaders beside them, is `--ba
 batch of each, so that no start is in it. `--quick` leaves this table out.
 """
 
-import inspect
 import itertools
 import os
 import time
@@ -40,9 +39,7 @@ DEVICE = torch.device("cuda", 0)
 OTHERS = "what else there is, behind the first batch of each worker, 224×224×3, batch 256"
 LARGE, SMALL = "224×224×3, batch 256", "32×32×3, batch 2,048"
 #: The feeds, with the number of threads where it is not the Loader's own choice.
-FEEDS = {"dma": None, "uva": None, "resident": None}
-if "cache_bytes" in inspect.signature(memload.Loader).parameters:  # not in older versions
-    FEEDS["disk"] = None
+FEEDS = {"dma": None, "resident": None}
 PINNED = {"pinned, 1 thread": 1, "pinned, 12 threads": 12}
 LIMITS = {"resident": "index_select", "pinned, 1 thread": "gather and copy"}
 LEAST_SECONDS = 0.25
@@ -100,7 +97,7 @@ def feeding(path: Path, batch: int, feeds: dict[str, int | None]) -> dict[str, W
     dataset, found = memload.MemmapDataset(path), limits(path, batch)
     for name, threads in feeds.items():
         loader = open_loader(dataset, batch, name.partition(",")[0], threads)
-        if name in ("dma", "uva", "disk"):
+        if name == "dma":
             settle(loader)
         found[name] = rate(lambda loader=loader: loader, torch.cuda.synchronize, LEAST_SECONDS)
     return found
@@ -188,7 +185,6 @@ def others(path: Path, files: list[Path], batches_a_worker: int) -> dict[str, Wa
     }
     loaders: dict[str, Callable[[], Iterable[Any]]] = {
         "Loader, pinned, 12 threads": lambda: loader("pinned", 12),
-        "Loader, uva": lambda: loader("uva"),
         "Loader, dma": lambda: loader("dma"),
         "Loader, resident": lambda: loader("resident"),
     }
@@ -213,7 +209,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         found.update({f"{table} › {name}": way for name, way in ways.items()})
 
     add(LARGE, feeding(large, 256, FEEDS | PINNED))
-    add(SMALL, feeding(small, 2048, FEEDS))
+    add(SMALL, feeding(small, 2048, FEEDS | PINNED))
     for batch in (256, 2048):
         name = f"host time a step, resident, 32×32×3, batch {batch}, without the slowest 2 % (µs)"
         found[name] = host_time(small, batch)

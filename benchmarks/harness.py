@@ -38,7 +38,7 @@ import memload
 HERE = Path(__file__).parent
 #: Packages that are measured beside memload, or that it uses on a GPU.
 BESIDE = (
-    *("torchvision", "kornia", "ffcv", "triton", "cuda-bindings", "tensordict", "datasets"),
+    *("torchvision", "kornia", "ffcv", "triton", "tensordict", "datasets"),
     *("mosaicml-streaming", "litdata", "webdataset", "simplejpeg", "nvidia-dali-cuda130"),
 )
 #: The number of rounds from which on quartiles say something.

@@ -21,7 +21,7 @@ import memload
 
 IS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if IS_CUDA else torch.device("cpu")
-FEEDS = ("dma", "uva", "resident", "pinned") if IS_CUDA else ("cpu",)
+FEEDS = ("dma", "resident", "pinned") if IS_CUDA else ("cpu",)
 COPY = "copy" if IS_CUDA else "np.take"
 LIMITS = {"resident": "index_select"}
 WITHOUT = ", images alone"
@@ -100,7 +100,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         for feed in FEEDS:
             settings: dict[str, Any] = {"shuffle": True, "columns": columns, "device": DEVICE}
             loader = memload.Loader(dataset, batch, feed=feed, **settings)
-            if feed in ("dma", "uva"):
+            if feed == "dma":
                 settle(loader)
             found[f"{feed}{kind}"] = rate(lambda loader=loader: loader, wait, LEAST_SECONDS)
     return found

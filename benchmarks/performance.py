@@ -92,7 +92,6 @@ SYNTHETIC = {"synthetic": "the same batch again and again (no loading)"}
 LOADERS = {
     "Loader, dma": "`Loader`, feed `dma`",
     "Loader, resident": "`Loader`, feed `resident`",
-    "Loader, uva": "`Loader`, feed `uva`",
     "Loader, pinned": "`Loader`, feed `pinned`",
 }
 IN_A_DATALOADER = {
@@ -165,7 +164,6 @@ SECTIONS = [
         {
             "one copy": "limit: one copy of such a batch",
             "Loader, dma": "`Loader`, feed `dma`",
-            "Loader, uva": "`Loader`, feed `uva`",
             "Loader, pinned, 12 threads": "`Loader`, feed `pinned`, 12 threads",
             "the same in CudaPrefetcher": "`MemmapDataset` in a DataLoader of 16 workers, `fast_collate`, in `CudaPrefetcher`",
             "DataLoader over MemmapDataset, fast_collate": "`MemmapDataset` in a DataLoader of 16 workers, `fast_collate`",
@@ -185,13 +183,12 @@ SECTIONS = [
     ),
     Section(
         "Loading small images",
-        "Batches of 2,048 images of 32×32. Rows this small are fetched by a kernel (`uva`) rather than by copy engines.",
+        "Batches of 2,048 images of 32×32.",
         "feeds",
         GPU,
         "32×32×3, batch 2,048",
         {
             "copy": "limit over the bus: one copy of such a batch",
-            "uva": "`Loader`, feed `uva`",
             "dma": "`Loader`, feed `dma`",
             "index_select": "limit on the GPU: `index_select`",
             "resident": "`Loader`, feed `resident`",
@@ -345,7 +342,6 @@ SECTIONS = [
             "synchronous": "copied and normalised in the loop",
             "synchronous, page-locked": "the same, from page-locked memory",
             "CudaPrefetcher": "in `CudaPrefetcher`",
-            "CudaPrefetcher, own_thread": "in `CudaPrefetcher(own_thread=True)`",
         },
         [
             Column("ms a step", of("ms a step"), "{:.1f}".format),

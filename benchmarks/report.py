@@ -43,7 +43,6 @@ SPEED_ROWS = {
     "JPEGs in a DataLoader": "JPEGs in a DataLoader, {workers} workers",
     "DataLoader over MemmapDataset, fast_collate": "out.bin in a DataLoader, fast_collate",
     "Loader, pinned, 12 threads": "Loader, pinned: 12 threads gather",
-    "Loader, uva": "Loader, uva: a kernel fetches",
     "Loader, dma": "Loader, dma: copy engines fetch",
     "one copy": "limit: one copy of such a batch",
 }

@@ -184,6 +184,8 @@ def kind_of(name: str) -> str | None:
     """Return what a range of this name is called in the picture; None if it is not there."""
     if name.startswith("enumerate(DataLoader)"):
         return "read"
+    if name == "memload: fetch":
+        return "read"
     name = name.removeprefix("memload: ")
     return name if name in COLORS else None
 

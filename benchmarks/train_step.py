@@ -52,7 +52,7 @@ import memload
 from memload import transforms
 
 MODELS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "stem": "stem"}
-FEEDS = ("dma", "uva", "pinned", "resident")
+FEEDS = ("dma", "pinned", "resident")
 WORKERS = len(os.sched_getaffinity(0))
 NORMALISE = transforms.Compose(
     [transforms.Normalize("imagenet"), transforms.ToDtype(torch.bfloat16)]
@@ -195,7 +195,7 @@ def loaders(
             loader = memload.Loader(
                 path, training.shape[0], feed=feed, transform=transform, **settings
             )
-            if feed in ("dma", "uva"):
+            if feed == "dma":
                 settle(loader, 2.0)
             found[f"Loader, {feed}{kind}"] = partial(forever, loader)
     return found

@@ -34,12 +34,12 @@ _PUBLIC = {
     "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
     "MemloadError MissingError NothingNewError SourceError",
     "inspection": "info verify",
+    "reading.background": "ThreadPrefetcher background",
     "reading.collate": "fast_collate",
     "reading.dataset": "MemmapDataset",
     "reading.loader": "Loader",
-    "reading.prefetch": "CudaPrefetcher ThreadPrefetcher background",
-    "reading.samplers": "BlockShuffledSampler ClassBalancedSampler RepeatedSampler "
-    "SequentialSampler ShuffledSampler WeightedSampler",
+    "reading.prefetch": "CudaPrefetcher",
+    "reading.samplers": "RepeatedSampler SequentialSampler ShuffledSampler WeightedSampler",
     "storage.index": "Index",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
@@ -79,17 +79,15 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         SourceError as SourceError,
     )
     from memload.inspection import info as info, verify as verify
-    from memload.reading.collate import fast_collate as fast_collate
-    from memload.reading.dataset import MemmapDataset as MemmapDataset
-    from memload.reading.loader import Loader as Loader
-    from memload.reading.prefetch import (
-        CudaPrefetcher as CudaPrefetcher,
+    from memload.reading.background import (
         ThreadPrefetcher as ThreadPrefetcher,
         background as background,
     )
+    from memload.reading.collate import fast_collate as fast_collate
+    from memload.reading.dataset import MemmapDataset as MemmapDataset
+    from memload.reading.loader import Loader as Loader
+    from memload.reading.prefetch import CudaPrefetcher as CudaPrefetcher
     from memload.reading.samplers import (
-        BlockShuffledSampler as BlockShuffledSampler,
-        ClassBalancedSampler as ClassBalancedSampler,
         RepeatedSampler as RepeatedSampler,
         SequentialSampler as SequentialSampler,
         ShuffledSampler as ShuffledSampler,

@@ -46,7 +46,7 @@ def info(path: str | Path) -> dict[str, Any]:
     image = index.image
     for array in index.arrays:
         for shard in array.shards:
-            check_shard(index.path.parent / shard.file, shard, array, index.path)
+            check_shard(index.path.parent / shard.file, shard, array)
     categories = {name: list(texts) for name, texts in index.categories.items()}
     counts = {
         name: np.bincount(index.columns[name], minlength=len(texts)).tolist()
@@ -239,7 +239,7 @@ def _row_ranges(index: Index, array: Array, problems: list[str]) -> Iterator[_Ro
 def _check_file(
     file: Path, shard: Shard, array: Array, checksums: np.ndarray, index_path: Path
 ) -> None:
-    check_shard(file, shard, array, index_path)
+    check_shard(file, shard, array)
     try:
         with file.open("rb") as opened:
             header = opened.read(array.header_bytes)
@@ -254,7 +254,7 @@ def _bad_rows(folder: Path, compared: _RowRange) -> tuple[list[int], list[str]]:
     rows = range(compared.first, compared.first + len(compared.checksums))
     try:
         with path.open("rb") as file:  # not a map: there, a disk error would be a SIGBUS
-            file.seek(compared.array.header_bytes + compared.start * row_bytes)
+            file.seek(int(compared.array.locate(np.array([rows[0]]))[1][0]))
             block = memoryview(file.read(compared.bytes))
         if len(block) < compared.bytes:
             raise OSError("the file ends too early")

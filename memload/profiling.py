@@ -9,7 +9,7 @@ from torch.autograd import profiler
 _NOT_PROFILED = contextlib.nullcontext()
 
 
-def profiled(what: Literal["read", "copy", "transform"]) -> AbstractContextManager[Any]:
+def profiled(what: Literal["fetch", "transform"]) -> AbstractContextManager[Any]:
     """Return a context that is a range named ``memload: what`` while a profiler runs.
 
     The profilers are ``torch.profiler.profile`` and, for Nsight, ``torch.autograd.profiler``'s

@@ -6,9 +6,23 @@ import torch
 
 
 def this_process() -> tuple[int, int]:
-    """Return (rank, num_replicas); (0, 1) if nothing says otherwise. Raises ValueError."""
+    """Return (rank, num_replicas); (0, 1) if nothing says otherwise. Raises ValueError.
+
+    They come from ``torch.distributed`` if it is initialised, else from the environment variables
+    RANK and WORLD_SIZE. One of these without the other is an error: a job that sets only
+    WORLD_SIZE would otherwise give every process the same part of the samples.
+    """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    found = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if len(found) == 1:
+        (missing,) = {"RANK", "WORLD_SIZE"} - {*found}
+        raise ValueError(
+            f"The environment variable {found[0]} is {os.environ[found[0]]!r:.40}, but {missing} "
+            "is not set, so this process does not know which samples are its own. Set both, unset "
+            "both, call torch.distributed.init_process_group() before, or give rank=… and "
+            "num_replicas=…."
+        )
     return _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
 
 
@@ -17,21 +31,26 @@ def local_replicas() -> int:
     return _from_environment("LOCAL_WORLD_SIZE", 1)
 
 
-def resolve(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
-    """Return (rank, num_replicas): the arguments or, if both are None, those of `this_process`.
-
-    Raises ValueError if only one is given, or if the rank is out of range.
-    """
+def check(rank: int | None, num_replicas: int | None) -> None:
+    """Raise ValueError for arguments of which only one is given, or a rank out of range."""
     if (rank is None) != (num_replicas is None):
         raise ValueError(
             f"rank={rank} and num_replicas={num_replicas}: give both of them or neither."
         )
-    if rank is None or num_replicas is None:
-        rank, num_replicas = this_process()
-    if not 0 <= rank < num_replicas:
+    if rank is not None and num_replicas is not None and not 0 <= rank < num_replicas:
         raise ValueError(
             f"rank must be at least 0 and less than num_replicas={num_replicas}, not {rank}."
         )
+
+
+def resolve(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
+    """Return (rank, num_replicas): the arguments or, if both are None, those of `this_process`.
+
+    Raises ValueError.
+    """
+    if rank is None or num_replicas is None:
+        rank, num_replicas = this_process()
+        check(rank, num_replicas)
     return rank, num_replicas
 
 

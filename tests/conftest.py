@@ -37,16 +37,14 @@ import memload
 from memload.storage.format import HEADER_BYTES, npy_header, shard_names
 from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
-from memload.storage.read_queue import ReadQueue
 
 CLASSES = ("ant", "bee", "cat")
 FAILED = pytest.StashKey[bool]()
 
 #: Threads that torch.compile starts and keeps.
 TORCH_THREADS = ("InductorSubproc", "subproc_worker_timer", "ThreadPoolExecutor-")
-#: Files that may stay open or mapped: libraries, their data, devices, the kernel's queues of
-#: reads, multiprocessing's arenas.
-KEPT = (sys.prefix, sys.base_prefix, "/usr/", "/lib", "/opt/", "/dev/nvidia", "/dev/zero", "/[aio]")
+#: Files that may stay open or mapped: libraries, their data, devices, multiprocessing's arenas.
+KEPT = (sys.prefix, sys.base_prefix, "/usr/", "/lib", "/opt/", "/dev/nvidia", "/dev/zero")
 ARENA = "/pym-"
 
 
@@ -406,32 +404,22 @@ def _mapped(ranges: frozenset[str]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def failing_reads() -> Callable[..., contextlib.AbstractContextManager[None]]:
-    """A context in which ``fails(descriptor, offset, size)`` says which reads fail: EIO.
-
-    It holds for `os.preadv` and for `ReadQueue`.
-    """
+def failing_reads():
+    """A context in which ``fails(descriptor, offset, size)`` says which `os.preadv` fail: EIO."""
     return _failing_reads
 
 
 @contextlib.contextmanager
-def _failing_reads(fails: Callable[[int, int, int], bool]) -> Iterator[None]:
-    preadv, read = os.preadv, ReadQueue.read
+def _failing_reads(fails):
+    preadv = os.preadv
 
-    def fail(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
+    def fail(descriptor, buffers, offset):
         if fails(descriptor, offset, sum(memoryview(buffer).nbytes for buffer in buffers)):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return preadv(descriptor, buffers, offset, *flags)
-
-    def fail_at_once(queue: ReadQueue, *parts: np.ndarray) -> np.ndarray:
-        count = read(queue, *parts)
-        descriptor, offset, size, _ = (part.tolist() for part in parts)
-        count[list(map(fails, descriptor, offset, size))] = -errno.EIO
-        return count
+        return preadv(descriptor, buffers, offset)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "preadv", fail)
-        patched.setattr(ReadQueue, "read", fail_at_once)
         yield
 
 

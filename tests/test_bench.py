@@ -3,11 +3,9 @@
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +19,9 @@ from memload.bench import direct, disk, loading, run, setting, stages
 from memload.bench.report import line_of
 from memload.bench.stages import Stage, measure_in_turn
 from memload.cli import main
-from memload.feeds import limits
+from memload.feeds import held
 from memload.feeds.choice import Choice
-from memload.feeds.factory import FeedFactory
-from memload.storage.file_reads import DirectFile
+from memload.feeds.feed import Counts
 from memload.storage.index import Index
 
 Make = Callable[..., Index]
@@ -53,7 +50,7 @@ def results_of(*arguments: object) -> dict[str, dict[str, Any]]:
 
 def test_every_stage_has_a_rate_or_a_reason(output: Path, folder: Path) -> None:
     results = results_of(output, "--images", folder)
-    feeds = [f"feed {feed}" for feed in ("resident", "dma", "uva", "pinned", "cpu")]
+    feeds = [f"feed {feed}" for feed in ("resident", "dma", "pinned", "cpu")]
     assert list(results) == [
         "disk cold, random order",
         "gathering rows, 1 thread",
@@ -100,8 +97,8 @@ def test_json_has_all_facts_the_table_a_heading_and_notes_and_the_plot_is_a_pict
 def test_the_limit_of_the_disk_is_direct_reads_or_else_sequential_ones(
     has_direct_reads: bool, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def open_direct(descriptor: int) -> DirectFile | None:
-        return DirectFile(os.dup(descriptor), 512) if has_direct_reads else None
+    def open_direct(descriptor: int) -> int | None:
+        return os.dup(descriptor) if has_direct_reads else None
 
     monkeypatch.setattr(direct, "open_direct", open_direct)
     monkeypatch.setattr(disk, "_check_cold", lambda path, offset: None)  # also where /tmp is in RAM
@@ -112,14 +109,14 @@ def test_the_limit_of_the_disk_is_direct_reads_or_else_sequential_ones(
 
 
 def test_the_parts_that_are_read_directly_hold_all_rows_in_random_order(make_dataset: Make) -> None:
-    sample = MemmapDataset(make_dataset(rows=(30, 30), shape=(8, 8, 3)).path)
-    files = {n: DirectFile(file, 512) for n, file in enumerate(sample.shards.descriptors)}
-    parts = direct._parts(sample, files)
+    sample = MemmapDataset(make_dataset(rows=(30, 30), shape=(40, 40, 3)).path)
+    files = dict(enumerate(sample.shards.descriptors))
+    parts = direct._parts(sample)
     starts = [(part.file, part.offset) for part in parts]
-    offsets = 4096 + 192 * np.arange(30)
-    expected = [(file, offset // 512 * 512) for file in (0, 1) for offset in offsets.tolist()]
+    offsets = 4096 + 4800 * np.arange(30)
+    expected = [(file, offset // 4096 * 4096) for file in (0, 1) for offset in offsets.tolist()]
     assert sorted(starts) == expected != starts
-    assert {part.size for part in parts} == {512, 1024}  # some rows lie on both sides of a border
+    assert {part.size for part in parts} == {8192, 12288}  # some rows lie in three pages
     assert direct._read_directly(files, parts, 3, math.inf) == 60
     assert direct._read_directly(files, parts, 3, 0) == 3
 
@@ -144,7 +141,7 @@ def test_the_feed_disk_is_measured_with_nothing_held_and_with_the_share_that_aut
     measured = setting.Setting(MemmapDataset(make_dataset(rows=(100,), shape=(10, 100, 3)).path))
     measured.device = torch.device("cuda")
     size = 4096 + 100 * 3000
-    monkeypatch.setattr(limits, "available_memory", lambda: size)  # half of which may be held
+    monkeypatch.setattr(held, "available_memory", lambda: size)  # half of which may be held
     found = [*disk.cold_stages(measured)[2:], *disk.larger_than_ram_stages(measured)[1:]]
     assert [stage.subject for stage in found] == [
         "feed disk, nothing held",
@@ -153,39 +150,49 @@ def test_the_feed_disk_is_measured_with_nothing_held_and_with_the_share_that_aut
     ]
     measure_in_turn(found, 1)
     assert fake.cache_bytes[0] == 0
-    assert fake.cache_bytes[1:] == pytest.approx([size / 2] * 2, abs=4096)
+    assert fake.cache_bytes[1:] == pytest.approx([size / 2] * 2, abs=4097)
+    found[2].counts = Counts(100, rows_held=50, rows_to_hold=50, served=64, hits=40)
     lines = [line_of(stage, 3000) for stage in found]
-    assert [line.counts and line.counts["rows"] for line in lines] == [100, 100, 100]
     assert all(line.images_s for line in lines)
+    assert lines[2].counts == found[2].counts._asdict()
     notes = list(run._notes(found, lines, Choice("disk", "why not")))
     assert notes[1] == 'feed="auto" takes disk: why not.'
-    assert re.match(
-        r"Loader, disk, train\(10\): \d+ of 100 rows stay in the page cache; ", notes[2]
+    assert notes[2].startswith(
+        "Loader, disk, train(10): 50 of 100 rows are held; of 64 rows so far, "
     )
 
 
-def test_the_feed_is_chosen_for_all_samples_and_created_for_some(
-    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cache_bytes", "name", "reason"),
+    [
+        (None, "dma", "all 1.2 MB will be held, as 5 GB of RAM may hold rows"),
+        (600_000, "disk", "600 kB of 1.2 MB will be held, as 600 kB of RAM may hold rows"),
+    ],
+)
+def test_the_feed_is_chosen_for_all_samples(
+    make_dataset: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    cache_bytes: int | None,
+    name: str,
+    reason: str,
 ) -> None:
-    monkeypatch.setattr(setting, "_SAMPLE_BYTES", 40 * 3000)
-    measured = setting.Setting(MemmapDataset(make_dataset(rows=(100,), shape=(10, 100, 3)).path))
+    monkeypatch.setattr(setting, "_SAMPLE_BYTES", 40 * 12000)
+    measured = setting.Setting(MemmapDataset(make_dataset(rows=(100,), shape=(40, 100, 3)).path))
     measured.device = torch.device("cuda", 0)
-    created: list[Any] = []
+    monkeypatch.setattr(run, "free_memory", lambda device: 12000 * 4 * 99)  # 99 of 100 would fit
+    monkeypatch.setattr(held, "available_memory", lambda: 10**10)
+    assert run.choose_feed(measured, cache_bytes) == (name, reason, None)
 
-    def create(factory: FeedFactory, names: Any) -> Any:
-        created.append((names, len(factory.samples.row), factory.by_name))
-        return SimpleNamespace(close=lambda: created.append("closed"))
 
-    memory = {"mem_get_info": (3000 * 4 * 99, 0), "memory_reserved": 0, "memory_allocated": 0}
-    for name, value in memory.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    monkeypatch.setattr(run, "find_device", lambda device: device)
-    monkeypatch.setattr(limits, "available_memory", lambda: 10**9)
-    monkeypatch.setattr(FeedFactory, "create", create)
-    chosen = run.choose_feed(measured)  # 99 of 100 samples would fit on the device
-    assert chosen.name == "uva"
-    assert "resident: 301 kB does not fit" in chosen.reason
-    assert created == [(("uva",), 40, False), "closed"]
+def test_the_feed_dma_is_given_room_for_the_beginning_of_each_file(make_dataset: Make) -> None:
+    dataset = MemmapDataset(make_dataset(rows=(60, 30), shape=(40, 100, 3)).path)
+    measured = setting.Setting(dataset, sample_bytes=45 * 12000)
+    array = dataset.shards.array
+    assert sorted(array.locate(measured.sample.index.row)[0].tolist()) == [0] * 30 + [1] * 15
+    for share, rows in ((1.0, 45), (0.5, 22)):
+        budget = measured.cache_bytes(measured.sample, share)
+        planned = [budget * shard.bytes / array.data_bytes for shard in array.shards]
+        assert array.rows_within(planned) == pytest.approx(rows, abs=1)
 
 
 def test_the_share_is_the_median_over_the_rounds_and_the_slowest_limit_counts() -> None:

@@ -143,7 +143,7 @@ def dataloaders(path: Path, num_threads: int) -> Round:
 
 def prefetchers(path: Path, num_threads: int) -> Round:
     batches = DataLoader(MemmapDataset(path), BATCH, collate_fn=memload.fast_collate)
-    options: dict[str, Any] = {"device": "cpu", "own_thread": num_threads > 0}
+    options: dict[str, Any] = {"device": "cpu"}
 
     def run() -> None:
         next(iter(ThreadPrefetcher(batches)))
@@ -201,7 +201,6 @@ def finalizers() -> int:
         (loaders, 2),
         (dataloaders, 1),
         (prefetchers, 0),
-        (prefetchers, 2),
         (data_sets, 2),
     ],
     ids=lambda value: getattr(value, "__name__", value),

@@ -107,7 +107,7 @@ def test_one_class(tmp_path: Path) -> None:
     pixels = np.stack([picture(number) for number in range(4)])
     dataset = assert_reads(tmp_path / "out.bin", pixels, [0] * 4)
     assert (dataset.classes, dataset.class_to_idx) == (["only"], {"only": 0})
-    order = memload.ClassBalancedSampler(dataset.labels, seed=1)
+    order = memload.WeightedSampler.balanced(dataset.labels, seed=1)
     assert [len(labels) for _, labels in Loader(dataset, 2, sampler=order)] == [2, 2]
     mix = transforms.Compose([transforms.ToDtype(torch.float32), transforms.MixUp()])
     mixed, labels = next(iter(Loader(dataset, 4, transform=mix)))
@@ -153,7 +153,7 @@ def test_a_million_classes(tmp_path: Path) -> None:
     dataset = MemmapDataset(path)
     assert dataset.classes[dataset[3][1]] == "class 999999"
     assert [labels.tolist() for _, labels in Loader(dataset, 2)] == [[0, 1], [999_998, 999_999]]
-    order = memload.ClassBalancedSampler(dataset.labels, size=8, seed=1)
+    order = memload.WeightedSampler.balanced(dataset.labels, size=8, seed=1)
     assert {
         label for _, labels in Loader(dataset, 4, sampler=order) for label in labels.tolist()
     } <= {*Million.labels}

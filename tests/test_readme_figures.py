@@ -20,8 +20,8 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 SETTINGS = {
     *("200", "2", "16", "64"),  # H200, and numbers of cores
     *("18", "50"),  # ResNet-18 and ResNet-50
-    *("3.11", "2.4"),  # versions
-    *("10", "3", "224", "256", "352", "28"),  # CIFAR-10, channels, sides, KiB of a row
+    *("3.11", "2.4", "12.8"),  # versions
+    *("10", "3", "224", "256", "352", "8"),  # CIFAR-10, channels, sides, KiB of a row
 }
 
 

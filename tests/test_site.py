@@ -71,6 +71,12 @@ def test_docstrings_are_shown_as_they_are_meant(site: Path, page: str) -> None:
     assert "===" not in seen  # tables are tables
 
 
+def test_arguments_are_a_list(site: Path) -> None:
+    page = (site / "api" / "memload.html").read_text()
+    entries = re.findall("<li><strong>([a-z_, ]+)</strong>: ", page)
+    assert {"dataset", "rank, num_replicas", "cache_bytes"} <= {*entries}
+
+
 def test_files_of_the_repository_that_pages_link_to_can_be_read(site: Path) -> None:
     page = (site / "repository" / "scripts" / "examples" / "plain.py.html").read_text()
     assert "Train in a plain loop" in page

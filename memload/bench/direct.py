@@ -14,7 +14,7 @@ from memload.bench import stages
 from memload.bench.setting import Setting
 from memload.bench.stages import Measurement
 from memload.reading.dataset import MemmapDataset
-from memload.storage.file_reads import DirectFile, open_direct
+from memload.storage.shards import open_direct
 
 #: Numbers of threads to try. The fastest one is the limit.
 _THREADS = (8, 32, 64)
@@ -49,7 +49,7 @@ def random_reads(sample: MemmapDataset, threads: int, seconds: float) -> float:
     """Read random rows past the page cache for so many seconds, and return how many a second."""
     with ExitStack() as opened:
         files = _open_directly(sample, opened)
-        parts = _parts(sample, files)
+        parts = _parts(sample)
         start = time.perf_counter()
         rows = _read_directly(files, parts, threads, start + seconds)
         return rows / (time.perf_counter() - start)
@@ -57,11 +57,11 @@ def random_reads(sample: MemmapDataset, threads: int, seconds: float) -> float:
 
 def _files_of(sample: MemmapDataset) -> list[int]:
     """Return the numbers of the files that hold rows of a sample."""
-    numbers: list[int] = np.unique(sample.shards.shard_of(sample.index.row)).tolist()
+    numbers: list[int] = np.unique(sample.shards.array.locate(sample.index.row)[0]).tolist()
     return numbers
 
 
-def _open_directly(sample: MemmapDataset, opened: ExitStack) -> dict[int, DirectFile]:
+def _open_directly(sample: MemmapDataset, opened: ExitStack) -> dict[int, int]:
     """Open those files of a sample that can be read past the page cache, until the stack closes.
 
     Returns them by their numbers.
@@ -69,23 +69,22 @@ def _open_directly(sample: MemmapDataset, opened: ExitStack) -> dict[int, Direct
     files = {number: open_direct(sample.shards.descriptors[number]) for number in _files_of(sample)}
     direct = {number: file for number, file in files.items() if file is not None}
     for file in direct.values():
-        opened.callback(os.close, file.descriptor)
+        opened.callback(os.close, file)
     return direct
 
 
-def _parts(sample: MemmapDataset, files: Mapping[int, DirectFile]) -> list[_Part]:
+def _parts(sample: MemmapDataset) -> list[_Part]:
     """Return the parts of the files that hold rows of a sample, in random order."""
     rows = np.random.default_rng(0).permutation(sample.index.row)[:_MAX_ROWS]
-    file, offset = sample.shards.offsets_of(rows)
-    alignment = np.array([files[number].alignment for number in file.tolist()])
-    start = offset // alignment * alignment
-    end = -(-(offset + sample.shards.array.row_bytes) // alignment) * alignment
+    file, offset = sample.shards.array.locate(rows)
+    start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    end = -(-(offset + sample.shards.array.row_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
     columns = (file.tolist(), start.tolist(), (end - start).tolist())
     return [_Part(*part) for part in zip(*columns, strict=True)]
 
 
 def _read_directly(
-    files: Mapping[int, DirectFile], parts: Sequence[_Part], threads: int, end: float
+    files: Mapping[int, int], parts: Sequence[_Part], threads: int, end: float
 ) -> int:
     """Read parts of files until a time of ``perf_counter``, and return how many were read.
 
@@ -98,7 +97,7 @@ def _read_directly(
         with mmap.mmap(-1, size) as buffer, memoryview(buffer) as memory:  # begins at a page
             for part in parts[thread::threads]:
                 with memory[: part.size] as piece:
-                    os.preadv(files[part.file].descriptor, [piece], part.offset)
+                    os.preadv(files[part.file], [piece], part.offset)
                 done += 1
                 if time.perf_counter() > end:
                     break

@@ -1,6 +1,7 @@
 """Reading what is not in RAM, beside the limit of the disk."""
 
-import math
+import ctypes
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +14,15 @@ import numpy as np
 from memload.bench import stages
 from memload.bench.direct import is_direct, read_past_cache
 from memload.bench.loading import disk_loader, make_loader
-from memload.bench.setting import BLOCK_BYTES, Setting
+from memload.bench.setting import BLOCK_BYTES, Setting, file_bytes
 from memload.bench.stages import Measurement, Stage, rate
 from memload.errors import MemloadError
-from memload.feeds.limits import NO_LIMITS, Limit, Room, claim_ram, room_in_ram
+from memload.feeds.held import ram_budget
 from memload.reading.dataset import MemmapDataset
 from memload.reading.pipeline import samples_of
-from memload.storage.mapping import forget
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def cold_stages(setting: Setting) -> list[Stage]:
@@ -38,9 +41,8 @@ def larger_than_ram_stages(setting: Setting) -> list[Stage]:
     A Loader that holds rows may be faster than the disk. What it holds cannot be made cold, so
     measure `cold_stages` before.
     """
-    room = _room(setting.dataset, NO_LIMITS.in_ram("disk"))
-    share = room.held / room.needed
-    cache_bytes = int(share * _room(setting.cold_sample, Limit(math.inf, "")).needed)
+    share = ram_budget(None) / file_bytes(samples_of(setting.dataset, ()))
+    cache_bytes = setting.cache_bytes(setting.cold_sample, share)
     limit = _limit(setting)
     feed = disk_loader(f"feed disk, {share:.0%} held", setting, cache_bytes, [limit])
     transform = setting.transform()
@@ -58,12 +60,6 @@ def _limit(setting: Setting) -> Stage:
         return Stage("random rows, past the page cache", direct, reported=False)
     in_order = partial(_cold, setting, _read_in_order)
     return Stage("reading from start to end, cold", in_order, reported=False)
-
-
-def _room(dataset: MemmapDataset, limit: Limit) -> Room:
-    """Return how much of the rows of a data set fits in RAM."""
-    samples = samples_of(dataset, dataset.sample_names)
-    return room_in_ram(claim_ram(samples, limit), limit)
 
 
 def _cold(setting: Setting, read: Callable[[Setting], Iterable[float]]) -> Measurement:
@@ -99,23 +95,23 @@ Block = tuple[Path, int, int]
 
 
 def _blocks(sample: MemmapDataset) -> list[Block]:
-    """Return the part of the files that holds a sample, divided into blocks."""
-    shards, row_bytes = sample.shards, sample.shards.array.row_bytes
-    header_bytes = shards.array.header_bytes
-    first, last = int(sample.index.row.min()), int(sample.index.row.max())
+    """Return the part of each file that holds a sample, divided into blocks."""
+    array = sample.shards.array
+    shard, offset = array.locate(sample.index.row)
     blocks = []
-    for path, start, stop in zip(shards.paths, shards.starts, shards.starts[1:], strict=False):
-        begin = header_bytes + (max(start, first) - start) * row_bytes
-        end = header_bytes + (min(stop, last + 1) - start) * row_bytes
-        for offset in range(begin, end, BLOCK_BYTES):
-            blocks.append((path, offset, min(BLOCK_BYTES, end - offset)))
+    for number in np.unique(shard).tolist():
+        offsets = offset[shard == number]
+        end = int(offsets.max()) + array.row_bytes
+        for begin in range(int(offsets.min()), end, BLOCK_BYTES):
+            blocks.append((sample.shards.paths[number], begin, min(BLOCK_BYTES, end - begin)))
     return blocks
 
 
 def _drop(sample: MemmapDataset, blocks: Sequence[Block]) -> None:
     """Remove the pages of a sample from RAM, unless another process maps them."""
-    for pixels in sample.shards.maps:
-        forget(pixels)
+    for pixels in sample.shards.maps:  # pages stay that a process has mapped
+        start = pixels.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+        _libc.madvise(start, pixels.ctypes.data + pixels.nbytes - start, mmap.MADV_DONTNEED)
     for path, offset, size in blocks:
         with path.open("rb") as file:
             os.fsync(file)  # pages that are not written yet would stay

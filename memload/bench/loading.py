@@ -36,7 +36,10 @@ def warm_loader(
         sample = setting.sample.subset(positions)
         device = "cpu" if feed == "cpu" else setting.device
         options = {"device": device, "feed": feed, "transform": transform}
+        if feed == "dma":  # no more than the samples, though it could hold all of the files
+            options["cache_bytes"] = setting.cache_bytes(setting.sample)
         loader = make_loader(sample, setting.batch_size, **options)
+        wait_until_filled(loader)
 
         def epoch() -> int:
             images = sum(len(batch[0]) for batch in loader)

@@ -24,7 +24,7 @@ def memory_stages(setting: Setting, auto: str) -> list[Stage]:
     copy = Stage("one copy of 256 MB to the GPU", partial(in_ram, block), reported=False)
     on_gpu = partial(_copy, setting, block, from_ram=False)
     inside = Stage("one copy of 256 MB within the GPU", on_gpu, reported=False)
-    limits = {"resident": inside, "dma": copy, "uva": copy, "pinned": copy, "cpu": take}
+    limits = {"resident": inside, "dma": copy, "pinned": copy, "cpu": take}
     gathers = [gather_stage(setting, number, [take]) for number in sorted({1, setting.threads})]
     copies = copy_stage(setting, [copy])
     feeds = {

@@ -28,7 +28,7 @@ class Line:
     limit_images_s: float | None = None
     share: float | None = None  #: the median, over the rounds, of rate divided by limit
     reason: str = ""
-    #: Where a Loader's rows were found: the fields of `memload.feeds.interface.ReadCounts`.
+    #: Where a Loader's rows were found: the fields of `memload.feeds.feed.Counts`.
     counts: dict[str, Any] | None = None
 
 

@@ -16,15 +16,14 @@ from memload.bench.decoding import decoding_stage
 from memload.bench.disk import cold_stages, larger_than_ram_stages
 from memload.bench.memory import memory_stages
 from memload.bench.report import Line, Report, line_of
-from memload.bench.setting import Setting
+from memload.bench.setting import Setting, file_bytes
 from memload.bench.stages import Stage, measure_in_turn
-from memload.feeds.choice import Choice, first_that_serves
-from memload.feeds.factory import FeedFactory
-from memload.feeds.limits import NO_LIMITS, MemoryLimits
+from memload.feeds.choice import Choice, free_memory
+from memload.feeds.held import ram_budget
 from memload.machine import available_cores
+from memload.planning.serving import choose_on_gpu
 from memload.reading.dataset import MemmapDataset
 from memload.reading.pipeline import samples_of
-from memload.reading.streams import find_device
 
 
 def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
@@ -90,25 +89,20 @@ def _notes(reported: Sequence[Stage], lines: Sequence[Line], choice: Choice) -> 
         )
 
 
-def choose_feed(setting: Setting, limits: MemoryLimits = NO_LIMITS) -> Choice:
+def choose_feed(setting: Setting, cache_bytes: int | None = None) -> Choice:
     """Choose as ``feed="auto"`` does for the whole data set, of which only a sample is loaded."""
     if setting.device.type == "cpu":
         return Choice("cpu", "the device is cpu")
-
-    device, names = find_device(setting.device), setting.dataset.sample_names
-    factory = FeedFactory(
-        samples_of(setting.sample, names),
-        device,
-        NO_LIMITS,
-        num_threads=setting.threads,
-        prefetch_factor=2,
-        buffers=4,
-        by_name=False,
+    arrays = samples_of(setting.dataset, setting.dataset.sample_names)
+    used = sum(len(samples.used_rows) * samples.row_bytes for samples in arrays)
+    planned = choose_on_gpu(
+        used_bytes=used + sum(column.nbytes for column in arrays[0].columns),
+        file_bytes=file_bytes(arrays),
+        image_bytes=setting.row_bytes,
+        gpu_memory=free_memory(setting.device),
+        budget=ram_budget(cache_bytes),
     )
-    all_samples = samples_of(setting.dataset, names)
-    feed, choice = first_that_serves(factory.create, all_samples, device, limits)
-    feed.close()
-    return choice
+    return Choice(planned.feed, planned.reason)
 
 
 def _machine() -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """What is measured on: samples, batches, and the device."""
 
+import mmap
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from memload.feeds.feed import Samples
 from memload.machine import available_cores
 from memload.reading.dataset import MemmapDataset
+from memload.reading.pipeline import samples_of
 from memload.transforms import train
 
 #: Bytes of pixels to measure on, at most: more than a CPU's cache holds.
@@ -36,8 +40,8 @@ class Setting:
         if torch.cuda.is_available():
             self.device = torch.device("cuda")  # the current one; CUDA starts when it is used
             batch_bytes, largest = 64 << 20, 2048
-        # The samples that lie first in the files, so that these are read from start to end.
-        order = np.argsort(dataset.index.row, kind="stable")
+        # The samples that lie first in each file: the feed "dma" holds the beginnings of all files.
+        order = np.argsort(_ends(dataset), kind="stable")
         self.sample = dataset.subset(
             order[: max(1, (sample_bytes or _SAMPLE_BYTES) // self.row_bytes)]
         )
@@ -54,6 +58,16 @@ class Setting:
         statistics = {} if self.dataset.shape[0] == 3 else {"mean": [0.5], "std": [0.5]}
         return train(self.side, **cast("Any", statistics))
 
+    def cache_bytes(self, sample: MemmapDataset, share: float = 1.0) -> int:
+        """Return how much RAM lets the feed "dma" hold a share of one of these samples.
+
+        It holds equal shares of all files.
+        """
+        names = [name for name in sample.sample_names if name in sample.arrays]
+        arrays = samples_of(sample, names)
+        pages = mmap.PAGESIZE * sum(len(one.shards.paths) for one in arrays)
+        return pages + int(share * _ends(sample).max() * file_bytes(arrays))
+
     def random_blocks(self) -> list[np.ndarray]:
         """Return all samples in random order, divided into blocks."""
         order = np.random.default_rng(0).permutation(len(self.sample))
@@ -63,3 +77,23 @@ class Setting:
         """Wait for the GPU, if there is one."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def file_bytes(arrays: Sequence[Samples]) -> int:
+    """Return the size of all files that have rows of samples: what the feed "dma" would hold."""
+    size = 0
+    for samples in arrays:
+        array = samples.shards.array
+        used = np.unique(array.shard_of(samples.used_rows)).tolist()
+        size += sum(array.shards[number].bytes for number in used)
+    return size
+
+
+def _ends(dataset: MemmapDataset) -> np.ndarray:
+    """Return in which share of its file the row of each sample ends, ``(n,)``."""
+    array = dataset.shards.array
+    shard, offset = array.locate(dataset.index.row)
+    ends: np.ndarray = (offset + array.row_bytes) / np.array([one.bytes for one in array.shards])[
+        shard
+    ]
+    return ends

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from memload.errors import MemloadError
-from memload.feeds.interface import ReadCounts
+from memload.feeds.feed import Counts
 
 #: Seconds of one measurement, and of one that decodes or reads from the disk; and how many rounds.
 SECONDS, SLOW_SECONDS = 0.2, 1.0
@@ -34,7 +34,7 @@ class Stage:
     rates: list[float] = field(default_factory=list)
     reason: str = ""
     #: Where the rows were found, if a Loader was measured whose feed counts that.
-    counts: ReadCounts | None = None
+    counts: Counts | None = None
 
 
 def measure_in_turn(stages: Sequence[Stage], rounds: int) -> None:

@@ -1,51 +1,48 @@
 """Checks of a data set: its files, how much of them is in RAM, and which feeds can serve it."""
 
+import ctypes
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from memload.bench.setting import file_bytes
 from memload.building.file_systems import mount_of, object_storage
 from memload.doctor.checks import Check
-from memload.errors import FeedError, MemloadError
-from memload.feeds.choice import FEEDS
-from memload.feeds.dma import BatchedCopies
-from memload.feeds.factory import FeedFactory
-from memload.feeds.gathered import claim_pages
-from memload.feeds.interface import Samples, require_cuda
-from memload.feeds.limits import (
-    NO_LIMITS,
-    Limit,
-    MemoryLimits,
-    claim_ram,
-    free_memory,
-    room_in_ram,
-    room_on_device,
-)
-from memload.feeds.uva import Kernel
+from memload.errors import MemloadError
+from memload.feeds.choice import choose_feed, free_memory
+from memload.feeds.copies import RowCopies
+from memload.feeds.held import ram_budget
 from memload.machine import available_memory
+from memload.planning.serving import share_in_page_cache
 from memload.reading.dataset import MemmapDataset
 from memload.reading.pipeline import samples_of
-from memload.storage.file_reads import open_direct
-from memload.storage.mapping import address_of, share_in_ram
+from memload.storage.shards import open_direct
 from memload.wording import counted, shape_text, size_text
 
 #: Random rows whose pages are looked at: they tell the share in RAM to 1 or 2 %.
 _ROWS_LOOKED_AT = 2000
-_FEEDS_ON_GPU = [feed for feed in FEEDS if feed not in ("auto", "cpu")]
+_FEEDS_ON_GPU = ("resident", "dma", "pinned")
 #: File systems on the network.
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "beegfs", "9p")
 _IN_RAM = ("tmpfs", "ramfs")
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
-def data_checks(dataset: MemmapDataset, limits: MemoryLimits = NO_LIMITS) -> list[Check]:
+
+def data_checks(
+    dataset: MemmapDataset, feed: str = "cpu", cache_bytes: int | None = None
+) -> list[Check]:
     """Return the checks of a data set and its files. Reads no rows.
 
-    ``limits`` are those of the Loader that is to read it.
+    ``feed`` and ``cache_bytes`` are those of the Loader that is to read it.
     """
-    fits = share_held(dataset, "cpu", limits) == 1
+    fits = share_held(dataset, feed, cache_bytes) == 1
     return [
         _dataset(dataset),
         _file_system(dataset),
@@ -85,7 +82,7 @@ def _direct(dataset: MemmapDataset, fits_in_ram: bool) -> Check:
     for path, descriptor in zip(dataset.shards.paths, dataset.shards.descriptors, strict=True):
         direct = open_direct(descriptor)
         if direct is not None:
-            os.close(direct.descriptor)
+            os.close(direct)
             continue
         mount = mount_of(path.parent)
         if mount is not None and mount.type in _IN_RAM:
@@ -123,10 +120,8 @@ def rows_in_ram(dataset: MemmapDataset) -> float | None:
     chosen = rng.choice(rows, min(_ROWS_LOOKED_AT, len(rows)), replace=False)
     shares = []
     for row in chosen.tolist():
-        shard, number = shards.locate(row)
-        address = address_of(shards.maps[shard][number : number + 1])
         try:
-            shares.append(share_in_ram(address, shards.array.row_bytes))
+            shares.append(share_in_ram(shards.row(row).ctypes.data, shards.array.row_bytes))
         except OSError:
             return None
     return float(np.mean(shares))
@@ -137,16 +132,30 @@ def _may_be_asked(path: Path) -> bool:
     return os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid()
 
 
-def share_held(dataset: MemmapDataset, feed: str, limits: MemoryLimits = NO_LIMITS) -> float:
+def share_in_ram(address: int, size: int) -> float:
+    """Return which share of the pages of some mapped memory is in RAM, without reading any.
+
+    For files of others that this process may not write, Linux says that all pages are (see
+    mincore(2)). Raises OSError if the system does not tell.
+    """
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    length = address + size - start
+    states = np.zeros(-(-length // mmap.PAGESIZE), np.uint8)
+    if _libc.mincore(start, length, states.ctypes.data):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return float(np.mean(states & 1))
+
+
+def share_held(dataset: MemmapDataset, feed: str, cache_bytes: int | None = None) -> float:
     """Return which share of the rows a feed finds in memory once an epoch has read all of them."""
-    limit = limits.in_ram(feed)
-    samples = samples_of(dataset, [name for name in dataset.sample_names if name in dataset.arrays])
-    if feed in ("cpu", "pinned"):  # which keep single pages
-        room = room_in_ram(claim_pages(samples, limit.size), limit)
-    else:
-        room = room_in_ram(claim_ram(samples, limit), limit)
-    on_device = limits.resident or 0 if feed == "disk" else 0
-    return min(1.0, (room.held + on_device) / room.needed)
+    names = [name for name in dataset.sample_names if name in dataset.arrays]
+    arrays = samples_of(dataset, names)
+    if feed in ("cpu", "pinned"):  # the system keeps what it likes
+        used = sum(len(samples.used_rows) * samples.row_bytes for samples in arrays)
+        return share_in_page_cache(used, available_memory())
+    if feed == "resident":
+        return 1.0
+    return min(1.0, ram_budget(cache_bytes) / file_bytes(arrays))
 
 
 def feed_check(
@@ -157,7 +166,7 @@ def feed_check(
     Each is created for one sample, and it is computed whether all samples have room. ``names`` are
     the arrays and columns that a batch has. Without a data set, what the feeds need is looked at.
     """
-    feeds = ["cpu"] if device.type == "cpu" else _FEEDS_ON_GPU
+    feeds = ("cpu",) if device.type == "cpu" else _FEEDS_ON_GPU
     reasons = {feed: _why_not(feed, device, dataset, names) for feed in feeds}
     usable = ", ".join(feed for feed, reason in reasons.items() if not reason)
     refused = [f"{feed}: {reason}" for feed, reason in reasons.items() if reason]
@@ -174,48 +183,32 @@ def _why_not(
 ) -> str:
     """Return why a feed cannot be used; empty if it can."""
     try:
-        _try_feed(feed, device, None if dataset is None else dataset.subset([0]))
-        return "" if dataset is None else _why_no_room(feed, device, samples_of(dataset, names))
+        _try_feed(feed, device, dataset)
     except (MemloadError, RuntimeError, OSError) as error:
         return str(error).splitlines()[0].removeprefix(f"feed={feed!r}: ").removesuffix(".")
-
-
-def _why_no_room(feed: str, device: torch.device, samples: Samples) -> str:
-    """Return why samples do not fit where a feed holds all of them; empty if they do.
-
-    A Loader with feed="auto" leaves more memory to other uses.
-    """
-    if feed == "resident":
-        free = free_memory(device)
-        room = room_on_device(samples, Limit(free, f"the {size_text(free)} free on {device}"))
-        return "" if room.is_enough else room.text
-    available = available_memory()
-    if feed in ("dma", "uva") and available is not None:
-        limit = Limit(available, f"the {size_text(available)} of available RAM")
-        room = room_in_ram(claim_ram(samples, limit), limit)
-        return "" if room.is_enough else room.text
+    if feed == "resident" and dataset is not None:
+        return _why_no_room(device, dataset, names)
     return ""
 
 
-def _try_feed(feed: str, device: torch.device, sample: MemmapDataset | None) -> None:
-    """Create a feed and close it again. Raises FeedError."""
-    if sample is not None:
-        factory = FeedFactory(
-            samples_of(sample, ()),
-            device,
-            NO_LIMITS,
-            num_threads=1,
-            prefetch_factor=2,
-            buffers=4,
-            by_name=True,
-        )
-        factory.create([feed]).close()
-        return
-    if feed != "cpu":
-        require_cuda(feed, device)
-    if feed == "dma":
-        BatchedCopies(device, 1)
-    if feed == "uva":
-        Kernel(device, 1, 0)
-    if feed == "disk":
-        raise FeedError("depends on the file system of the data. Give OUT.BIN")
+def _why_no_room(device: torch.device, dataset: MemmapDataset, names: Sequence[str]) -> str:
+    """Return why not all samples fit on the device; empty if they do.
+
+    A Loader with feed="auto" leaves more memory to other uses.
+    """
+    arrays, free = samples_of(dataset, names), free_memory(device)
+    needed = sum(len(samples.used_rows) * samples.row_bytes for samples in arrays)
+    needed += sum(column.nbytes for column in arrays[0].columns)
+    if needed <= free:
+        return ""
+    return f"{size_text(needed)} does not fit in the {size_text(free)} free on {device}"
+
+
+def _try_feed(feed: Any, device: torch.device, dataset: MemmapDataset | None) -> None:
+    """Create a feed for one sample and close it again. Raises FeedError."""
+    if dataset is not None:
+        few_pages = 2 * mmap.PAGESIZE * len(dataset.shards.paths)
+        sample = samples_of(dataset.subset([0]), ())
+        choose_feed(feed, sample, device, cache_bytes=few_pages)[0].close()
+    elif feed == "dma":
+        RowCopies(device, 1)

@@ -118,7 +118,7 @@ class DataLoaderMeasurer:
             return {"dataset": samples_ms or batch_ms}
         if samples_ms is None or not self.dataset.has_transform:
             return {"samples": samples_ms or batch_ms}
-        plain = self.dataset._without_transforms()
+        plain = _without_transforms(self.dataset)
         plain_ms = self._fetching("the same, without the transform", plain)
         if plain_ms is None:
             return {"samples": samples_ms}
@@ -137,7 +137,7 @@ class DataLoaderMeasurer:
 
     def _comparison(self, dataset: MemmapDataset) -> Stage:
         """Return the stage of a Loader over the same rows, which are brought to RAM before."""
-        setting = Setting(dataset._without_transforms(), sample_bytes=_SAMPLE_BYTES)
+        setting = Setting(_without_transforms(dataset), sample_bytes=_SAMPLE_BYTES)
         setting.batch_size = self.runner.batch_size
         subject = "a Loader over the same rows, feed cpu, without transform"
 
@@ -197,6 +197,12 @@ def _batch_ms(loader: DataLoader[Any], *, epoch: int, workers_persist: bool) -> 
     each = (arrivals[-1] - arrivals[ahead - 1]) / (len(arrivals) - ahead)
     starting = 0.0 if workers_persist else max(0.0, first - start - each) / epoch
     return 1000 * (each + starting)
+
+
+def _without_transforms(dataset: MemmapDataset) -> MemmapDataset:
+    plain = dataset[:]
+    plain.transform = plain.target_transform = plain.transforms = None
+    return plain
 
 
 def _like(loader: DataLoader[Any], num_workers: int, batches: list[list[int]]) -> DataLoader[Any]:

@@ -37,10 +37,10 @@ def diagnose(loader: Loader | DataLoader[Any], step_ms: float | None = None) -> 
 
     Takes at most 30 s, unless a single batch takes seconds. Of a Loader, others with the same
     settings are measured, in random order, over up to 256 MiB of rows that are read into RAM before
-    that. ``cache_bytes`` and ``resident_bytes`` count for what later epochs read from the disk. Its
-    own state does not change. Of a DataLoader, copies are measured, which call its sampler and its
-    data set: a sampler that can be iterated over only once is used up. With CUDA, call it before
-    the training begins, or after.
+    that. ``cache_bytes`` counts for what later epochs read from the disk. Its own state does not
+    change. Of a DataLoader, copies are measured, which call its sampler and its data set: a sampler
+    that can be iterated over only once is used up. With CUDA, call it before the training begins,
+    or after.
 
     Raises TypeError for what is neither, and for a ``step_ms`` that is no number. Raises ValueError
     for one that is not positive, for a loader without batches, and for one that leaves making
@@ -87,8 +87,8 @@ def _diagnose_memload_loader(
     loader: Loader, step_ms: float | None, of_machine: Sequence[Check]
 ) -> Diagnosis:
     dataset, measurer = loader.dataset, LoaderMeasurer(loader, _SECONDS)
-    feeds = feed_check(loader.device, dataset, loader._names)
-    checks = [*of_machine, *data_checks(dataset, loader._limits), feeds]
+    feeds = feed_check(loader.device, dataset, loader._names.ordered)
+    checks = [*of_machine, *data_checks(dataset, measurer.feed, loader._cache_bytes), feeds]
     return Diagnosis(checks, _measure(measurer, step_ms, of_machine))
 
 

@@ -9,7 +9,6 @@ from memload.bench.setting import Setting
 from memload.bench.stages import Measurement, Stage
 from memload.doctor.data_checks import rows_in_ram, share_held
 from memload.errors import MemloadError
-from memload.feeds.limits import NO_LIMITS, MemoryLimits
 from memload.reading.dataset import MemmapDataset
 
 #: Threads that read, and for how long. Each reads one row at least.
@@ -41,7 +40,7 @@ def disk_times(
     dataset: MemmapDataset,
     feed: str,
     cold_ms: float | None,
-    limits: MemoryLimits = NO_LIMITS,
+    cache_bytes: int | None = None,
 ) -> tuple[float, float]:
     """Return what reading a batch takes from now on, and after the first epoch, in milliseconds.
 
@@ -51,7 +50,7 @@ def disk_times(
     if cold_ms is None or feed == "resident":  # which reads all rows before the first batch
         return 0.0, 0.0
     in_ram = rows_in_ram(dataset) or 0.0
-    later = (1 - share_held(dataset, feed, limits)) * cold_ms
+    later = (1 - share_held(dataset, feed, cache_bytes)) * cold_ms
     return max((1 - in_ram) * cold_ms, later), later  # rows that do not stay are of no use
 
 

@@ -56,14 +56,14 @@ class LoaderMeasurer:
         self._setting.batch_size, self._setting.device = batch_size, loader.device
         self.feed: str = loader._given_feed
         if self.feed == "auto":
-            self.feed = choose_feed(self._setting, loader._limits).name
+            self.feed = choose_feed(self._setting, loader._cache_bytes).name
         self._has_threads = self.feed in ("cpu", "pinned")
 
     def measure(self) -> Times:
         """Measure everything, the most important first."""
         loader, runner = self._loader, self.runner
         cold_ms = runner.measure(disk_stage(loader.dataset), kind="disk")
-        disk, disk_later = disk_times(loader.dataset, self.feed, cold_ms, loader._limits)
+        disk, disk_later = disk_times(loader.dataset, self.feed, cold_ms, loader._cache_bytes)
         bring_sample_to_ram(self._setting)
         trials = self._try_own()
         plain_ms = self._without_transform()
@@ -169,7 +169,7 @@ class LoaderMeasurer:
         """Return what measures the transform alone, on one batch again and again."""
         size, transform = self._setting.batch_size, self._loader.transform
         images, *values = next(iter(self._loader_like(1, num_threads=1)))
-        columns = dict(zip(self._loader._names, values, strict=True))
+        columns = dict(zip(self._loader._names.ordered, values, strict=True))
 
         def step() -> int:
             if isinstance(transform, Transform):
@@ -233,10 +233,12 @@ class LoaderMeasurer:
     def _loader_like(self, num_batches: int, **options: Any) -> Loader:
         """Return a Loader with the same settings over samples in RAM, which come again."""
         size, sample = self._setting.batch_size, self._setting.sample
+        if self.feed in ("dma", "disk"):
+            options["cache_bytes"] = self._setting.cache_bytes(sample)
         return make_loader(
             sample.subset(np.arange(num_batches * size) % len(sample)),
             size,
-            columns=self._loader._names,
+            columns=self._loader._names.ordered,
             device=self._setting.device,
             feed=self.feed,
             **options,

@@ -32,7 +32,6 @@ def machine_checks(root: Path = Path("/")) -> list[Check]:
         _memory(root),
         _torch(torch),
         _cuda(torch),
-        _cuda_bindings(has_gpu),
         _compiler(has_gpu),
         _locked_memory(),
         _libjpeg(),
@@ -115,17 +114,6 @@ def _gpu(cuda: Any) -> Check:
     return Check("GPU", "ok", f"{name}: {size_text(free)} free of {size_text(total)}")
 
 
-def _cuda_bindings(has_gpu: bool) -> Check:
-    try:
-        version = importlib.import_module("cuda.bindings").__version__
-    except ImportError:
-        if not has_gpu:
-            return Check("cuda-bindings", "ok", "not installed, and not needed without a GPU")
-        finding = "not installed: the feed dma cannot be used"
-        return Check("cuda-bindings", "note", finding, "Run 'pip install cuda-bindings'")
-    return Check("cuda-bindings", "ok", version)
-
-
 def _compiler(has_gpu: bool) -> Check:
     """Look for what Triton compiles with when its kernels are first used (runtime/build.py)."""
     compilers = [os.environ.get("CC", ""), "gcc", "clang"]
@@ -138,7 +126,7 @@ def _compiler(has_gpu: bool) -> Check:
         missing, remedy = f"{header} cannot be read", "Run 'apt install python3-dev'"
     if not has_gpu:
         return Check("C compiler", "ok", f"{missing}. None is needed without a GPU")
-    finding = f"{missing}. Triton needs it for transforms on the GPU and the feed uva"
+    finding = f"{missing}. Triton needs it for transforms on the GPU"
     return Check("C compiler", "note", finding, remedy)
 
 

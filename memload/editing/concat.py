@@ -120,9 +120,8 @@ def _check_arrays(indexes: Sequence[Index]) -> None:
             has, lacks = (index, first) if name in found else (first, index)
             raise ValueError(
                 f"{lacks.path} has no array {name!r}, which {has.path.name} has. Add it with "
-                f"'memload join', or make an index of {has.path.name} without it: "
-                f"MemmapDataset({str(has.path)!r}).with_columns({name}=None).save(…). To read them "
-                "without it, give a Loader or a MemmapDataset columns=[…], such as ['label']."
+                "'memload join', or leave it out: MemmapDataset([…], columns=['label']) reads both "
+                "without it, and its method save() writes an index."
             )
         for name, array in found.items():
             if _facts_of(array) != _facts_of(expected[name]):
@@ -148,8 +147,9 @@ def _different_arrays(index: Index, array: Array, first: Index, expected: Array)
         )
     if expected.name != "image":
         return (
-            f"{difference} Build both from files of one size and type, or leave it out of both: "
-            f"MemmapDataset(…).with_columns({array.name}=None).save(…)."
+            f"{difference} Build both from files of one size and type, or leave it out: "
+            "MemmapDataset([…], columns=['label']) reads both without it, and its method save() "
+            "writes an index."
         )
     height, width, channels = expected.shape
     mode = "" if (array.shape[2], array.descr) == (channels, expected.descr) else " --mode …"

@@ -30,9 +30,10 @@ def array_in_file(path: Path, name: str) -> Array:
         remedy = f"np.save({path.name!r}, array.astype({little!r}))"
         raise _error(path, f"its byte order is big-endian. Save it with {remedy}.")
     if len(shape) < 2:
-        column = f"MemmapDataset(…).with_columns({name}=array).save(…)"
         raise _error(
-            path, f"its shape is {shape}, a number for each sample. Make it a column: {column}."
+            path,
+            f"its shape is {shape}, a number for each sample. Write it into a table, as the column "
+            f"{name!r} beside the names of the samples, and add it with 'memload relabel'.",
         )
     if is_fortran:
         remedy = f"np.save({path.name!r}, np.ascontiguousarray(array))"

@@ -63,7 +63,7 @@ class CheckedRows:
     def _error(self, row: int) -> ChecksumError:
         index = self._index
         sample = int(np.flatnonzero(index.rows_of(self.array.name) == row)[0])
-        path = self._shards.paths[self._shards.locate(row)[0]]
+        path = self._shards.paths[int(self.array.locate(np.array([row]))[0][0])]
         return ChecksumError(
             f"{path} is damaged: row {row} ({index.keys[sample]}) has changed since it was "
             f"written. Run 'memload verify {index.path}' to see the extent. Then restore the file, "

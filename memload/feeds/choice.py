@@ -1,22 +1,30 @@
 """Which feed serves some samples on some device, and why."""
 
+import contextlib
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 
 from memload.errors import FeedError
-from memload.feeds.factory import DMA_ROW_BYTES, FeedFactory
-from memload.feeds.interface import Feed, ReadCounts, Samples
-from memload.feeds.limits import NO_LIMITS, MemoryLimits, claim_ram, room_in_ram, room_on_device
-from memload.storage.file_reads import open_direct
+from memload.feeds.copies import RowCopies
+from memload.feeds.feed import Counts, Feed, Samples
+from memload.feeds.gather import GatherFeed
+from memload.feeds.held import WINDOW_BYTES, plan_files, ram_budget
+from memload.feeds.joined import JoinedFeed
+from memload.feeds.pages import PagesFeed
+from memload.feeds.resident import ResidentFeed
 from memload.wording import size_text
 
-FeedName = Literal["auto", "resident", "dma", "uva", "disk", "pinned", "cpu"]
+#: What a Loader's argument ``feed`` may be. ``disk`` is another name of ``dma``.
+FeedName = Literal["auto", "resident", "dma", "disk", "pinned", "cpu"]
 FEEDS: tuple[str, ...] = get_args(FeedName)
+
+#: The part of the device's free memory that samples may take. The rest is for the model.
+RESIDENT_SHARE = 0.25
+#: Below this size of a row, threads are faster than the copy engines.
+MIN_DMA_ROW_BYTES = 8 << 10
 
 
 class Choice(NamedTuple):
@@ -25,7 +33,7 @@ class Choice(NamedTuple):
     name: str
     reason: str
     #: Where rows were found so far, if the feed counts that.
-    counts: ReadCounts | None = None
+    counts: Counts | None = None
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.reason}"
@@ -34,143 +42,106 @@ class Choice(NamedTuple):
 
 def choose_feed(
     name: FeedName,
-    samples: Samples,
+    arrays: Sequence[Samples],
     device: torch.device,
     *,
-    num_threads: int,
-    prefetch_factor: int,
-    buffers: int = 4,
-    limits: MemoryLimits = NO_LIMITS,
+    cache_bytes: int | None = None,
+    buffers: int = 8,
 ) -> tuple[Feed, Choice]:
     """Create the feed with this name, or choose one; return it with the reason.
 
     On CUDA, ``"auto"`` is the first of these that can serve:
 
-    - ``resident``, if the used rows and the columns fit in a quarter of the device's free memory,
-      or in ``resident_bytes``;
-    - ``dma``, or ``uva`` for rows below 28 KiB, if the windows of the files that hold used rows fit
-      in half of the available RAM (of the container's, if it has a limit), or in ``cache_bytes``.
-      RAM in which other Loaders of this process hold rows of other files does not count;
-    - ``disk``, if they do not fit, and the files can be read past the page cache;
+    - ``resident``, if the used rows and the columns fit in a quarter of the device's free memory;
+    - ``dma``, for rows of at least 8 KiB. It holds as much of the files as fits in half of the
+      available RAM, or in ``cache_bytes``, and reads the rest;
     - ``pinned``.
 
-    Several arrays count together. Each is then read by ``dma`` or ``uva`` as its own rows are large
-    or small. A feed that was asked for by name serves all of them.
-
-    ``buffers`` is for how many batches rows may be on their way from the disk. Raises FeedError if
-    the named feed cannot serve these samples on this device, and ValueError for a limit that has no
-    effect.
+    ``arrays`` are the samples in the array of the images, then in others. They count together.
+    ``buffers`` is how many unused buffers of batches are kept on the CPU. Raises FeedError if the
+    named feed cannot serve these samples on this device.
     """
-    factory = FeedFactory(
-        samples, device, limits, num_threads, prefetch_factor, buffers, by_name=name != "auto"
-    )
-    if name == "auto" and device.type == "cuda":
-        feed, choice = first_that_serves(factory.create, samples, device, limits)
-    else:
-        chosen = "cpu" if name == "auto" else name
-        reason = f"the device is {device}" if name == "auto" else "asked for"
-        limits.check_effect(chosen)
-        claimed = factory.claim(chosen)
-        feed = factory.create([chosen] * len(samples.arrays), claimed)
-        reasons = [reason, limits.cut_down(chosen), claimed.reason]
-        choice = Choice(chosen, "; ".join(filter(None, reasons)))
-    logging.getLogger("memload").info("feed of %s: %s", samples.shards.paths[0], choice)
+    is_cpu = device.type == "cpu"
+    if is_cpu != (name == "cpu") and name != "auto":
+        needed = "a CUDA device" if is_cpu else "device='cpu'"
+        raise FeedError(
+            f"feed={name!r} needs {needed}, but the device is {device}. Use feed='auto'."
+        )
+
+    def gather() -> tuple[list[Feed], str]:
+        feeds: list[Feed] = [GatherFeed(samples, device, keep=buffers) for samples in arrays]
+        return feeds, f"the device is {device}" if is_cpu else "it serves any file"
+
+    def pages() -> tuple[list[Feed], str]:
+        return _pages(arrays, device, cache_bytes, by_name=name != "auto")
+
+    def resident() -> tuple[list[Feed], str]:
+        return _resident(arrays, device, by_name=name != "auto")
+
+    ways: dict[str, Callable[[], tuple[list[Feed], str]]] = {
+        "resident": resident, "dma": pages, "disk": pages, "pinned": gather, "cpu": gather
+    }  # fmt: skip
+    candidates = [name] if name != "auto" else ["cpu"] if is_cpu else ["resident", "dma", "pinned"]
+    refusals: list[str] = []
+    for candidate in candidates:
+        try:
+            feeds, reason = ways[candidate]()
+        except FeedError as error:
+            if candidate == candidates[-1]:
+                raise
+            refusals.append(f"{candidate}: {str(error).removesuffix('.')}")
+        else:
+            break
+    feed = feeds[0] if len(feeds) == 1 else JoinedFeed(feeds)
+    choice = Choice(feed.name, "; ".join([reason, *refusals]))
+    logging.getLogger("memload").info("feed of %s: %s", arrays[0].shards.paths[0], choice)
     return feed, choice
 
 
-def first_that_serves(
-    create: Callable[[Sequence[str]], Feed],
-    samples: Samples,
-    device: torch.device,
-    limits: MemoryLimits = NO_LIMITS,
-) -> tuple[Feed, Choice]:
-    """Return the fastest feed that has enough memory and can be created, and the reason.
-
-    ``create`` takes the name of a feed for each array. The choice has that of the images, and the
-    reason tells which arrays have another.
-    """
-    refusals: list[str] = []
-    for names, reason, refusal in _candidates(samples, device, limits):
-        described = _describe(names, samples)
-        if not refusal:
-            try:
-                feed = create(names)
-            except FeedError as error:
-                refusal = str(error).removesuffix(".")
-            else:
-                others = [described.removeprefix(f"{names[0]} with ")] * (described != names[0])
-                return feed, Choice(names[0], "; ".join([reason, *others, *refusals]))
-        refusals.append(f"{described}: {refusal}")
-    feed = create(["pinned"] * len(samples.arrays))
-    return feed, Choice("pinned", "; ".join(refusals))
+def _resident(
+    arrays: Sequence[Samples], device: torch.device, *, by_name: bool
+) -> tuple[list[Feed], str]:
+    needed = sum(column.nbytes for samples in arrays for column in samples.columns)
+    needed += sum(len(samples.used_rows) * samples.row_bytes for samples in arrays)
+    free = free_memory(device)
+    text = f"in {RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
+    fits = needed <= RESIDENT_SHARE * free
+    if not fits and not by_name:
+        raise FeedError(f"{size_text(needed)} does not fit {text}")
+    reason = f"{size_text(needed)} fits {text}" if fits else "asked for"
+    return [ResidentFeed(samples, device) for samples in arrays], reason
 
 
-class _Candidate(NamedTuple):
-    """A feed for each array, why to take these, and why not. Without a refusal, they are tried."""
-
-    names: Sequence[str]
-    reason: str
-    refusal: str = ""
-
-
-def _candidates(
-    samples: Samples, device: torch.device, limits: MemoryLimits
-) -> Iterator[_Candidate]:
-    """Yield the feeds that ``"auto"`` considers, the fastest first."""
-    number = len(samples.arrays)
-    on_device = room_on_device(samples, limits.on_device(device))
-    refusal = "" if on_device.is_enough else on_device.text
-    yield _Candidate(["resident"] * number, on_device.text, refusal)
-
-    limit = limits.in_ram("disk")
-    in_ram = room_in_ram(claim_ram(samples, limit), limit)
-    from_page_cache = _from_page_cache(samples)
-    if in_ram.is_enough:
-        yield from (_Candidate(names, in_ram.text) for names in from_page_cache)
-        return
-    refusal = _why_not_direct(samples)
-    if refusal:
-        yield _Candidate(from_page_cache[0], "", in_ram.text)
-    held = f"{size_text(in_ram.held)} of it are held there" if in_ram.held else ""
-    if limits.resident:
-        beyond = f"up to {size_text(limits.resident)} on {device}"
-        held = f"{held}, {beyond}" if held else f"{beyond} are held"
-    rest = f"{held}, and the rest is read" if held else "all of it is read"
-    yield _Candidate(["disk"] * number, f"{in_ram.text}, so {rest} from the disk", refusal)
+def _pages(
+    arrays: Sequence[Samples], device: torch.device, cache_bytes: int | None, *, by_name: bool
+) -> tuple[list[Feed], str]:
+    row_bytes = [samples.row_bytes for samples in arrays]
+    if row_bytes[0] < MIN_DMA_ROW_BYTES and not by_name:
+        raise FeedError(f"threads are faster for rows of {size_text(row_bytes[0])}")
+    if max(row_bytes) > WINDOW_BYTES:
+        raise FeedError(f"rows of {size_text(max(row_bytes))} are too large. Use feed='pinned'.")
+    copies = [RowCopies(device, size) for size in row_bytes]
+    budget = ram_budget(cache_bytes)
+    files = plan_files(arrays, budget)
+    held = sum(file.planned for of_array in files for file in of_array)
+    size = sum(file.size for of_array in files for file in of_array)
+    limit = f"{size_text(budget)} of RAM may hold rows"
+    reason = f"all {size_text(size)} will be held, as {limit}"
+    if held < size:
+        reason = f"{size_text(held)} of {size_text(size)} will be held, as {limit}"
+    if not copies[0].is_batched:
+        reason += "; the driver copies row by row, since it is older than CUDA 12.8"
+    feeds: list[Feed] = []
+    with contextlib.ExitStack() as opened:
+        for arguments in zip(arrays, files, copies, strict=True):
+            samples, of_array, copy_rows = arguments
+            feeds.append(PagesFeed(samples, device, of_array, copy_rows))
+            opened.callback(feeds[-1].close)  # if the next one cannot be created
+        opened.pop_all()
+    return feeds, reason
 
 
-def _why_not_direct(samples: Samples) -> str:
-    """Return why the used rows cannot be read past the page cache; empty if they can."""
-    for array in samples.arrays:
-        shards = array.shards
-        rows_in_shards = np.diff(np.searchsorted(array.used_rows(), shards.starts))
-        for number in np.flatnonzero(rows_in_shards).tolist():
-            direct = open_direct(shards.descriptors[number])
-            if direct is None:
-                return f"{shards.paths[number]} cannot be read past the page cache (O_DIRECT)"
-            os.close(direct.descriptor)
-    return ""
-
-
-def _from_page_cache(samples: Samples) -> list[tuple[str, ...]]:
-    """Return which feeds may read the page cache, one for each array; the fastest first.
-
-    If one of the two cannot be created, the other serves all arrays.
-    """
-    fastest = tuple(
-        "dma" if array.shards.array.row_bytes >= DMA_ROW_BYTES else "uva"
-        for array in samples.arrays
-    )
-    one_for_all = [(name,) * len(fastest) for name in ("dma", "uva")]
-    if fastest[0] == "uva":
-        one_for_all.reverse()
-    return list(dict.fromkeys([fastest, *one_for_all]))
-
-
-def _describe(names: Sequence[str], samples: Samples) -> str:
-    """Return, for example, ``dma with uva for mask``."""
-    arrays = [array.shards.array.name for array in samples.arrays]
-    others = [array for array, name in zip(arrays, names, strict=True) if name != names[0]]
-    if not others:
-        return names[0]
-    return f"{names[0]} with {names[arrays.index(others[0])]} for {', '.join(others)}"
+def free_memory(device: torch.device) -> int:
+    """Return the bytes of the device's memory that torch can still hand out."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,40 +1,47 @@
-"""Several arrays of the same samples, such as images and masks, each through a feed of its own."""
+"""Several arrays, such as images and masks: a feed for each of them."""
 
-import contextlib
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from memload.feeds.interface import Begin, Feed, Fetch, ReadCounts
-from memload.jobs import Job
+from memload.feeds.feed import Counts, Feed, PendingRows, PreparedSamples
 
 
 class JoinedFeed:
     """Fetches the rows of every array with a feed for it, one array after another.
 
     The first feed, that of the images, also brings the columns. It gives the joined feed its name.
+    A batch is ``[pixels, *other arrays, *columns]``.
     """
 
     def __init__(self, feeds: Sequence[Feed]) -> None:
-        self._feeds = feeds
-        self.name, self.device = feeds[0].name, feeds[0].device
+        self._feeds, self.device = feeds, feeds[0].device
 
-    def prepare(self, samples: np.ndarray) -> Begin:
+    @property
+    def name(self) -> str:
+        """The name of the feed of the images."""
+        return self._feeds[0].name
+
+    def prepare(self, samples: np.ndarray) -> "_JoinedSamples":
         """See `Feed.prepare`."""
-        begins = [feed.prepare(samples) for feed in self._feeds]
+        return _JoinedSamples([feed.prepare(samples) for feed in self._feeds])
 
-        def begin(start: int, stop: int) -> Fetch:
-            fetches = [begin_one(start, stop) for begin_one in begins]
-            return Job(partial(_fetch_all, fetches), lambda: all(one.is_ready() for one in fetches))
-
-        return begin
-
-    def counts(self) -> ReadCounts | None:
+    def counts(self) -> Counts | None:
         """See `Feed.counts`. The rows of all arrays count."""
-        found = [counts for feed in self._feeds if (counts := feed.counts()) is not None]
-        return ReadCounts.of_all(found) if found else None
+        counts = [found for feed in self._feeds if (found := feed.counts()) is not None]
+        if not counts:
+            return None
+        problems = dict.fromkeys(found.problem for found in counts if found.problem)
+        return Counts(
+            rows=sum(found.rows for found in counts),
+            rows_held=sum(found.rows_held for found in counts),
+            rows_to_hold=sum(found.rows_to_hold for found in counts),
+            served=sum(found.served for found in counts),
+            hits=sum(found.hits for found in counts),
+            problem="; ".join(problems),
+        )
 
     def close(self) -> None:
         """See `Feed.close`."""
@@ -42,21 +49,22 @@ class JoinedFeed:
             feed.close()
 
 
-def _fetch_all(fetches: Sequence[Fetch]) -> list[Tensor]:
-    fetch_first, *fetch_others = fetches
-    pixels, *columns = fetch_first()
-    return [pixels, *(fetch_rows()[0] for fetch_rows in fetch_others), *columns]
+class _JoinedSamples(NamedTuple):
+    prepared: Sequence[PreparedSamples]
+
+    def begin(self, start: int, stop: int) -> "_JoinedRows":
+        """See `PreparedSamples.begin`."""
+        return _JoinedRows([prepared.begin(start, stop) for prepared in self.prepared])
 
 
-def feed_of_all(creators: Sequence[Callable[[], Feed]]) -> Feed:
-    """Return a feed of all arrays of some samples, from functions that create a feed of each.
+class _JoinedRows(NamedTuple):
+    pending: Sequence[PendingRows]
 
-    If one cannot be created, the others are closed.
-    """
-    with contextlib.ExitStack() as opened:
-        feeds = []
-        for create in creators:
-            feeds.append(create())
-            opened.callback(feeds[-1].close)
-        opened.pop_all()
-    return JoinedFeed(feeds) if len(feeds) > 1 else feeds[0]
+    def is_ready(self) -> bool:
+        """See `PendingRows.is_ready`."""
+        return all(rows.is_ready() for rows in self.pending)
+
+    def fetch(self) -> list[Tensor]:
+        """See `PendingRows.fetch`."""
+        (pixels, *columns), *others = [rows.fetch() for rows in self.pending]
+        return [pixels, *(array for (array,) in others), *columns]

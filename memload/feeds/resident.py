@@ -1,32 +1,20 @@
-"""All samples in the device's memory, where each batch is gathered."""
+"""The feed resident: all samples in the device's memory, where each batch is gathered."""
 
-import contextlib
-import ctypes
 import hashlib
+import math
 import threading
 import weakref
-from functools import partial
-from typing import ClassVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds import windows
-from memload.feeds.budget import identity_of
-from memload.feeds.interface import Begin, ReadCounts, Samples, require_cuda, widest_word
-from memload.feeds.pinned import PinnedFeed
-from memload.feeds.registered import RegisteredFile
-from memload.feeds.windows import window_sizes
-from memload.jobs import Job
-from memload.profiling import profiled
-from memload.storage.shards import Shards
+from memload.feeds.feed import Counts, Samples
 from memload.upload import upload
 
-#: Types of the same size for those that `torch.index_select` does not take on CUDA.
-_INDEXABLE = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-#: The size of a staging buffer, of which there are three, for the rows of a subset.
+#: Bytes that are copied to the device at a time when the feed is made.
 _STAGING_BYTES = 32 << 20
 
 
@@ -34,62 +22,101 @@ class ResidentFeed:
     """Copies the rows and columns of all samples to the device when it is created.
 
     Afterwards nothing crosses the bus but the numbers of samples and rows. Rows that no sample uses
-    are left out. A whole data set is copied at the speed of the bus; a subset is gathered by
-    ``num_threads`` threads. Feeds of one process that use the same rows of the same files on one
-    device share them.
+    are left out. Feeds of one process that use the same rows of the same files on one device share
+    them. Raises FeedError if the device has too little memory.
     """
 
-    name: ClassVar[str] = "resident"
+    name = "resident"
 
-    def __init__(self, samples: Samples, device: torch.device, *, num_threads: int) -> None:
-        require_cuda(self.name, device)
-        self._samples, self.device = samples, device
-        used_rows = samples.used_rows()
-        #: Where the row of each sample lies in `_rows`.
-        self._position = np.searchsorted(used_rows, samples.row)
-        self._one_to_one = np.array_equal(self._position, np.arange(len(samples.row)))
+    def __init__(self, samples: Samples, device: torch.device) -> None:
+        self.samples, self.device = samples, device
+        position = np.searchsorted(samples.used_rows, samples.row)
+        #: Where the row of each sample lies in `rows`; None if at the number of the sample.
+        self.position = None if np.array_equal(position, np.arange(len(position))) else position
         try:
-            self._rows: Tensor | None = _shared_rows(samples, used_rows, device, num_threads)
+            self.rows = _shared_rows(samples, device)
             columns = [torch.from_numpy(column).to(device) for column in samples.columns]
         except torch.OutOfMemoryError as error:
-            free, _ = torch.cuda.mem_get_info(device)
-            needed = len(used_rows) * samples.shards.array.row_bytes
             raise FeedError(
-                f"feed='resident' needs {needed:,} bytes of memory on {device}, which has {free:,} "
-                "bytes free. Use feed='auto', or fewer samples."
+                f"feed='resident' needs {len(samples.used_rows) * samples.row_bytes:,} bytes of "
+                f"memory on {device}, which has fewer. Use feed='auto', or fewer samples."
             ) from error
-        self._dtypes = [column.dtype for column in columns]
-        self._columns = [
-            column.view(_INDEXABLE.get(column.dtype, column.dtype)) for column in columns
-        ]
+        self._table = _Table(self.rows)
+        self._columns = [_Table(column) for column in columns]
 
-    def prepare(self, samples: np.ndarray) -> Begin:
-        """See `Feed.prepare`."""
-        if self._rows is None:
-            raise RuntimeError("feed='resident' is closed")
-        stored, dtype, shape = self._rows, self._samples.dtype, self._samples.shape(-1)
-        on_device = upload(samples, self.device)
-        rows = on_device if self._one_to_one else upload(self._position[samples], self.device)
-        columns = [
-            torch.index_select(column, 0, on_device).view(dtype)
-            for column, dtype in zip(self._columns, self._dtypes, strict=True)
-        ]
+    def prepare(self, samples: np.ndarray) -> "_ResidentSamples":
+        """See `Feed.prepare`. On CUDA, batches may also be fetched on other streams."""
+        numbers = upload(samples, self.device)
+        rows = numbers if self.position is None else upload(self.position[samples], self.device)
+        columns = [column.take(numbers) for column in self._columns]
+        return _ResidentSamples(self._table, rows, columns, _current_stream(self.device))
 
-        def fetch(start: int, stop: int) -> list[Tensor]:
-            with profiled("copy"):
-                pixels = torch.index_select(stored, 0, rows[start:stop])
-            return [pixels.view(dtype).view(shape), *(column[start:stop] for column in columns)]
-
-        return lambda start, stop: Job(partial(fetch, start, stop))
-
-    def counts(self) -> ReadCounts | None:
+    def counts(self) -> Counts | None:
         """See `Feed.counts`."""
         return None
 
     def close(self) -> None:
-        """See `Feed.close`."""
-        self._rows = None
-        self._columns = []
+        """See `Feed.close`. The memory is freed with the feed."""
+        if self.device.type == "cuda":  # batches may not be gathered yet, on any stream
+            torch.cuda.synchronize(self.device)
+
+
+class _Table:
+    """Rows on the device, seen as the widest integers that a row consists of.
+
+    So they are copied fast, and torch's ``index_select`` takes all of their types.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        numbers_per_row = math.prod(values.shape[1:])
+        row_bytes = numbers_per_row * values.itemsize
+        words = (torch.int64, torch.int32, torch.int16, torch.int8)
+        word = next(word for word in words if row_bytes % word.itemsize == 0)
+        flat = values.view(len(values), numbers_per_row)
+        self._words = flat.view(word) if row_bytes else flat
+        self._dtype, self._shape = values.dtype, values.shape[1:]
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Return a copy of some rows (int64), in their order."""
+        return (
+            torch.index_select(self._words, 0, rows).view(self._dtype).view(len(rows), *self._shape)
+        )
+
+
+class _ResidentSamples(NamedTuple):
+    table: _Table
+    rows: Tensor
+    columns: list[Tensor]
+    stream: Any  #: on which they were prepared; None on the CPU
+
+    def begin(self, start: int, stop: int) -> "_ResidentRows":
+        """See `PreparedSamples.begin`."""
+        return _ResidentRows(self, start, stop)
+
+
+class _ResidentRows(NamedTuple):
+    prepared: _ResidentSamples
+    start: int
+    stop: int
+
+    def is_ready(self) -> bool:
+        """See `PendingRows.is_ready`."""
+        return True
+
+    def fetch(self) -> list[Tensor]:
+        """See `PendingRows.fetch`."""
+        table, rows, columns, prepared_on = self.prepared
+        stream = _current_stream(rows.device)
+        if stream is not None and stream != prepared_on:  # the user's loop has changed its stream
+            stream.wait_stream(prepared_on)
+            for tensor in (rows, *columns):
+                tensor.record_stream(stream)
+        pixels = table.take(rows[self.start : self.stop])
+        return [pixels, *(column[self.start : self.stop] for column in columns)]
+
+
+def _current_stream(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device.index) if device.type == "cuda" else None
 
 
 #: The rows on devices, by device, files and used rows.
@@ -97,74 +124,27 @@ _shared: weakref.WeakValueDictionary[tuple[object, ...], Tensor] = weakref.WeakV
 _lock = threading.Lock()
 
 
-def _shared_rows(
-    samples: Samples, used_rows: np.ndarray, device: torch.device, num_threads: int
-) -> Tensor:
-    """Return the used rows on the device, ``(rows, words)`` of the widest type that fits."""
-    files = [identity_of(descriptor) for descriptor in samples.shards.descriptors]
-    key = (device, *files, hashlib.sha256(used_rows.data).digest())
+def _shared_rows(samples: Samples, device: torch.device) -> Tensor:
+    """Return the used rows on the device, ``(rows, …)``."""
+    digest = hashlib.sha256(np.ascontiguousarray(samples.used_rows).data).digest()
+    key = (device, *samples.shards.identities, digest)
     with _lock:
         rows = _shared.get(key)
         if rows is None:
-            rows = _shared[key] = _load(samples, used_rows, device, num_threads)
+            rows = _shared[key] = _load(samples, device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # they are used on any stream
         return rows
 
 
-def _load(
-    samples: Samples, used_rows: np.ndarray, device: torch.device, num_threads: int
-) -> Tensor:
-    shards = samples.shards
-    row_bytes = shards.array.row_bytes
-    word = widest_word(row_bytes)
-    rows = torch.empty((len(used_rows), row_bytes // word.itemsize), dtype=word, device=device)
-    rows_as_bytes = rows.view(torch.uint8).view(len(used_rows), row_bytes)
-    is_copied = False
-    if len(used_rows) == len(shards):
-        with contextlib.suppress(FeedError):  # if the pages cannot be registered
-            _copy_files(shards, rows_as_bytes.view(-1))
-            is_copied = True
-    if not is_copied:
-        _gather(samples, used_rows, rows_as_bytes, num_threads)
-    torch.cuda.current_stream(device).synchronize()
-    return rows
-
-
-def _copy_files(shards: Shards, out: Tensor) -> None:
-    """Copy all rows of all files, as bytes, into ``out`` (uint8), on the current stream.
-
-    Each window is registered while it is copied, and the next one is read meanwhile. So little RAM
-    is page-locked, also if the files are larger than RAM. Raises FeedError if no page can be.
-    """
-    stream, copied = torch.cuda.current_stream(out.device), 0
-    header_bytes = shards.array.header_bytes
-    expected = zip(shards.paths, shards.descriptors, window_sizes(shards), strict=True)
-    for path, descriptor, sizes in expected:
-        file = RegisteredFile(path, descriptor, int(sizes.sum()))
-        file.probe(out.device)
-        file.readers.add(stream)
-        for window, size in enumerate(sizes[sizes > 0].tolist()):
-            start = window * windows.WINDOW_BYTES
-            file.fault_in(start, size)
-            with contextlib.suppress(FeedError):  # then it is copied more slowly
-                file.register(window, size, out.device)
-            stream.synchronize()
-            file.unregister(window - 1)
-            first = max(start, header_bytes)
-            # Made from the address, as torch warns of arrays that cannot be written to.
-            window_bytes = (ctypes.c_uint8 * (start + size - first)).from_address(
-                file.address + first
-            )
-            pixels = torch.from_numpy(np.ctypeslib.as_array(window_bytes))
-            out[copied : copied + len(pixels)].copy_(pixels, non_blocking=True)
-            copied += len(pixels)
-
-
-def _gather(samples: Samples, rows: np.ndarray, out: Tensor, num_threads: int) -> None:
-    """Copy some rows through page-locked memory."""
-    pinned = PinnedFeed(samples, out.device, num_threads=num_threads, callers=1)
-    rows_per_buffer = max(1, _STAGING_BYTES // samples.shards.array.row_bytes)
-    with contextlib.closing(pinned):
-        for start in range(0, len(rows), rows_per_buffer):
-            some = slice(start, start + rows_per_buffer)
-            pixels = pinned.fetch_rows(rows[some])
-            out[some].copy_(pixels.view(torch.uint8).view(len(pixels), -1))
+def _load(samples: Samples, device: torch.device) -> Tensor:
+    """Copy the used rows to the device, through page-locked memory."""
+    used_rows = samples.used_rows
+    table = samples.empty(len(used_rows), device)
+    step = max(1, _STAGING_BYTES // samples.row_bytes)
+    for start in range(0, len(used_rows), step):
+        some = used_rows[start : start + step]
+        staging = samples.empty_page_locked(len(some))
+        samples.shards.gather(some, staging.numpy())
+        table[start : start + step].copy_(staging, non_blocking=True)
+    return table

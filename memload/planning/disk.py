@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from memload.storage.file_reads import DirectFile, open_direct, read_direct
+from memload.storage.shards import open_direct
 
 #: The file that is written and read, and how much of it at a time, at most.
 _FILE_BYTES: Final = 64 << 20
@@ -51,7 +51,7 @@ def measure_disk(folder: Path, row_bytes: int) -> DiskRates:
             read = _read_rate(direct, size, row_bytes) if size else None
             return DiskRates(write, read, is_direct=True)
         finally:
-            os.close(direct.descriptor)
+            os.close(direct)
 
 
 def _write_rate(descriptor: int, size: int) -> float:
@@ -63,13 +63,13 @@ def _write_rate(descriptor: int, size: int) -> float:
     return size / (time.perf_counter() - started)
 
 
-def _read_rate(direct: DirectFile, size: int, row_bytes: int) -> float:
-    block = min(-(-row_bytes // direct.alignment) * direct.alignment, _BLOCK_BYTES)
+def _read_rate(direct: int, size: int, row_bytes: int) -> float:
+    block = min(-(-row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, _BLOCK_BYTES)
     starts = np.random.default_rng(0).permutation(size // block)[:_READS] * block
     memory = memoryview(mmap.mmap(-1, block))  # aligned, and for all threads: nobody looks at it
 
     def read(start: int) -> int:
-        return min(row_bytes, read_direct(direct.descriptor, memory, start))
+        return min(row_bytes, os.preadv(direct, [memory], start))
 
     with ThreadPoolExecutor(_THREADS) as pool:
         started = time.perf_counter()

@@ -1,8 +1,7 @@
 """Which feed will serve a data set that is not built yet, and what training will wait for.
 
-The rules are those of `memload.feeds.choose_feed`, for files that need not be there, on a machine
-that need not be this one. It is assumed that what a feed needs is installed, such as
-``cuda-bindings``.
+The rules are those of `memload.feeds.choice`, for files that need not be there, on a machine that
+need not be this one.
 """
 
 import math
@@ -10,8 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import torch
 
-from memload.feeds.factory import DMA_ROW_BYTES
-from memload.feeds.limits import PAGE_CACHE_SHARE, REGISTERED_SHARE, RESIDENT_SHARE, free_memory
+from memload.feeds.choice import MIN_DMA_ROW_BYTES, RESIDENT_SHARE, free_memory
 from memload.planning.disk import DiskRates
 from memload.wording import size_text
 
@@ -26,6 +24,8 @@ _NAMES: Final[dict[Bound, str]] = {
 }
 #: The bytes a second of PCIe 5 ×16. Slower buses are not known here, so they have no rate.
 _FASTEST_BUS: Final = 55e9
+#: The part of the available RAM in which rows stay as page cache, if nothing holds them.
+_PAGE_CACHE_SHARE: Final = 0.8
 
 
 class Epoch(NamedTuple):
@@ -59,7 +59,9 @@ class Memory(NamedTuple):
     gpu: int | None
 
 
-class _Choice(NamedTuple):
+class PlannedFeed(NamedTuple):
+    """Which feed will serve, and why."""
+
     feed: str
     reason: str
     bound: Bound  #: of rows that are in memory
@@ -85,7 +87,7 @@ def serve(
     A sample has ``sample_bytes``: an image of ``image_bytes``, with its mask and other arrays.
     Threads gather so many bytes a second.
     """
-    chosen = _choose(data_bytes, image_bytes, memory, is_direct=disk.is_direct)
+    chosen = _choose(data_bytes, image_bytes, memory)
     first = _epoch(0, chosen.bound, sample_bytes, disk, gathering)
     later = _epoch(chosen.held, chosen.bound, sample_bytes, disk, gathering)
     if chosen.held == 1 and first.bound == "disk":
@@ -105,38 +107,59 @@ def _epoch(
     return Epoch(bound, gathering / sample_bytes if bound == "gathering" else None)
 
 
-def _held_text(chosen: _Choice, bound: Bound) -> str:
+def _held_text(chosen: PlannedFeed, bound: Bound) -> str:
     if chosen.held == 1:
         return "the GPU holds all rows" if bound == "model" else "all rows are in RAM"
     only = "only " * (bound == "disk")
     return f"{only}{math.floor(100 * chosen.held)}% of the rows stay in RAM"
 
 
-def _choose(data_bytes: int, image_bytes: int, memory: Memory, *, is_direct: bool) -> _Choice:
-    """Return the first feed that has enough memory."""
+def _choose(data_bytes: int, image_bytes: int, memory: Memory) -> PlannedFeed:
+    """Return the first feed that can serve."""
+    in_page_cache = share_in_page_cache(data_bytes, memory.ram)
     if memory.gpu is None:
         reason = "there is no GPU. Transforms take time of the CPU, which is not counted below"
-        return _Choice("cpu", reason, "gathering", _in_page_cache(data_bytes, memory))
-    size = size_text(data_bytes)
-    if data_bytes <= RESIDENT_SHARE * memory.gpu:
-        free = f"the {size_text(memory.gpu)} that are free on the GPU"
-        return _Choice("resident", f"{size} fit in {RESIDENT_SHARE:.0%} of {free}", "model")
-    if memory.ram is None:  # a Loader registers nothing then
-        registered, limit = 0.0, "the available RAM, whose size is not known"
-    else:
-        registered = min(1.0, REGISTERED_SHARE * memory.ram / data_bytes)
-        limit = f"{REGISTERED_SHARE:.0%} of the {size_text(memory.ram)} of available RAM"
-    if registered == 1:
-        name = "dma" if image_bytes >= DMA_ROW_BYTES else "uva"
-        return _Choice(name, f"{size} fit in {limit}", "bus")
-    too_large = f"{size} do not fit in {limit}"
-    if is_direct:
-        return _Choice("disk", too_large, "bus", registered)
-    reason = f"{too_large}, and files there cannot be read past the page cache"
-    return _Choice("pinned", reason, "gathering", _in_page_cache(data_bytes, memory))
+        return PlannedFeed("cpu", reason, "gathering", in_page_cache)
+    budget = (memory.ram or 0) // 2  # a Loader holds nothing if it is not known
+    return choose_on_gpu(
+        used_bytes=data_bytes,
+        file_bytes=data_bytes,
+        image_bytes=image_bytes,
+        gpu_memory=memory.gpu,
+        budget=budget,
+        in_page_cache=in_page_cache,
+    )
 
 
-def _in_page_cache(data_bytes: int, memory: Memory) -> float:
-    """Return the share of the rows that stays in RAM as page cache."""
-    ram = math.inf if memory.ram is None else memory.ram
-    return min(1.0, PAGE_CACHE_SHARE * ram / data_bytes)
+def choose_on_gpu(
+    *,
+    used_bytes: int,
+    file_bytes: int,
+    image_bytes: int,
+    gpu_memory: int,
+    budget: int,
+    in_page_cache: float = 1.0,
+) -> PlannedFeed:
+    """Return the feed that ``feed="auto"`` takes on CUDA.
+
+    Samples use so many bytes of the files. ``budget`` bytes of RAM may hold rows, and a share of
+    the rows stays in the page cache.
+    """
+    if used_bytes <= RESIDENT_SHARE * gpu_memory:
+        free = f"the {size_text(gpu_memory)} that are free on the GPU"
+        reason = f"{size_text(used_bytes)} fit in {RESIDENT_SHARE:.0%} of {free}"
+        return PlannedFeed("resident", reason, "model")
+    size, limit = size_text(file_bytes), f"{size_text(budget)} of RAM may hold rows"
+    if image_bytes < MIN_DMA_ROW_BYTES:
+        reason = f"threads are faster for rows of {size_text(image_bytes)}"
+        return PlannedFeed("pinned", reason, "gathering", in_page_cache)
+    if file_bytes <= budget:
+        return PlannedFeed("dma", f"all {size} will be held, as {limit}", "bus")
+    reason = f"{size_text(budget)} of {size} will be held, as {limit}"
+    return PlannedFeed("disk", reason, "bus", budget / file_bytes)
+
+
+def share_in_page_cache(data_bytes: int, ram: int | None) -> float:
+    """Return the share of rows that stays in so many bytes of RAM as page cache."""
+    available = math.inf if ram is None else ram
+    return min(1.0, _PAGE_CACHE_SHARE * available / data_bytes)

@@ -1,6 +1,5 @@
 """Check what a Loader is given, before anything is opened."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,52 +11,16 @@ from memload import transforms
 from memload.feeds.choice import FEEDS
 from memload.reading.dataset import MemmapDataset
 
-#: What a Loader does instead of what these arguments of torch's DataLoader are for.
-_INSTEAD = {
-    "num_workers": "it has no worker processes, since nothing is left to decode; num_threads=… "
-    "sets how many threads read rows",
-    "pin_memory": "its batches are on the device already, and it page-locks memory itself where "
-    "that is faster",
-    "collate_fn": "it reads each batch as whole tensors, so there is nothing to collate; "
-    "transform=… changes whole batches",
-    "persistent_workers": "it has no worker processes that could persist, and keeps its feed from "
-    "epoch to epoch",
-    "generator": "seed=… and the epoch alone determine the order and what transforms draw",
-    "worker_init_fn": "it has no worker processes to initialise, and its random numbers follow "
-    "from seed=…",
-    "multiprocessing_context": "it has no worker processes; num_threads=… sets how many threads "
-    "read rows",
-    "timeout": "it has no worker processes that it would have to wait for",
-    "pin_memory_device": "device=… says where its batches are made",
-    "in_order": "its batches always come in order",
-}
-
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that the Loader does not have, with what it does instead."""
-    unknown = [name for name in arguments if name not in _INSTEAD]
-    if unknown:
-        raise TypeError(f"Loader has no argument {unknown[0]!r}. See help(memload.Loader).")
-    if arguments:
-        reasons = (f"The Loader takes no {name}: {_INSTEAD[name]}." for name in arguments)
-        raise TypeError(" ".join(reasons))
-
-
-def refuse_overfitting(order: Any) -> None:
-    """Raise ValueError if it is Lightning's ``overfit_batches`` that asks for the sampler.
-
-    Lightning replaces a sampler that shuffles, which works with torch's DataLoader only. Its own
-    error does not say what to do. Nothing but the name of the calling function tells what it wants.
-    """
-    frame = sys._getframe(1).f_back
-    for _ in range(2):
-        if frame is not None and frame.f_code.co_name == "_resolve_overfit_batches":
-            raise ValueError(
-                "overfit_batches needs the same batches in every epoch, but the order of this "
-                f"Loader is {type(order).__name__}. Make the Loader without shuffle and sampler: "
-                "Loader(dataset, batch_size, shuffle=not overfit_batches)."
-            )
-        frame = None if frame is None else frame.f_back
+    """Raise TypeError for arguments that the Loader does not have, such as torch's DataLoader's."""
+    for name in arguments:
+        raise TypeError(
+            f"Loader has no argument {name!r}. It has no worker processes, and its batches come in "
+            "order and on the device: num_threads=… sets the threads that read rows, transform=… "
+            "changes whole batches, and seed=… the order and all random numbers. See "
+            "help(memload.Loader)."
+        )
 
 
 def check_order(
@@ -102,23 +65,22 @@ def check_transform(transform: Any) -> None:
 def open_dataset(dataset: Any, columns: Any) -> MemmapDataset:
     """Return the data set that a Loader is given, opened if it is a path.
 
-    A list, or torch's ConcatDataset, is the concatenation of its data sets, and torch's Subset a
-    view. Raises TypeError for any other kind of data set, and ValueError if one has a transform.
+    A list, or torch's ConcatDataset, is read as one data set, and torch's Subset is a view. Raises
+    TypeError for any other kind of data set, and ValueError if one has a transform.
     """
     if isinstance(dataset, Subset):
         return open_dataset(dataset.dataset, columns).subset(dataset.indices)
-    if isinstance(dataset, ConcatDataset | list | tuple):
-        parts = dataset.datasets if isinstance(dataset, ConcatDataset) else dataset
-        if not parts:
-            raise ValueError("dataset is an empty list. Give at least one data set.")
-        return MemmapDataset([_opened(part) for part in parts], columns=columns)
+    if isinstance(dataset, ConcatDataset):
+        dataset = dataset.datasets
+    if isinstance(dataset, list | tuple):
+        parts = [open_dataset(part, columns) for part in dataset]
+        return MemmapDataset(parts, columns=columns)
     if isinstance(dataset, str | Path):
         return MemmapDataset(dataset, columns=columns)
     if not isinstance(dataset, MemmapDataset):
-        kind = type(dataset).__name__
         raise TypeError(
             "dataset must be a MemmapDataset or its path, or a list of these, not a "
-            f"{kind}. {_remedy(dataset)}"
+            f"{type(dataset).__name__}. Build one of it first: memload.build(dataset, 'out.bin')."
         )
     if dataset.has_transform:
         raise ValueError(
@@ -126,15 +88,3 @@ def open_dataset(dataset: Any, columns: Any) -> MemmapDataset:
             "batches instead."
         )
     return dataset
-
-
-def _opened(part: Any) -> Any:
-    """Return a part of a list: a path as it is, which is opened for the columns asked for."""
-    return part if isinstance(part, str | Path) else open_dataset(part, None)
-
-
-def _remedy(dataset: Any) -> str:
-    """Return what to do with a data set that a Loader does not take."""
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return "Build one of it first: memload.build(dataset, 'out.bin')."
-    return "Build one first: memload.build('images/', 'out.bin')."

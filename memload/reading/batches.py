@@ -4,15 +4,15 @@ import contextlib
 import functools
 import warnings
 from collections import namedtuple
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from memload.feeds.interface import Feed, Fetch
-from memload.jobs import Job
+from memload.feeds.feed import Feed, PendingRows
 from memload.profiling import profiled
 from memload.reading.columns import split_names
 from memload.reading.dataset import MemmapDataset
@@ -32,6 +32,8 @@ class BatchNames(NamedTuple):
     fetched: list[str]
     #: those of masks, points and boxes, which follow the images
     followers: list[str]
+    #: bytes of a sample in columns
+    sample_bytes: int
 
     @classmethod
     def of(cls, dataset: MemmapDataset, names: tuple[str, ...]) -> "BatchNames":
@@ -41,57 +43,82 @@ class BatchNames(NamedTuple):
         # If the data set has a column `labels`, used or not, the attribute of `label` is `label`.
         label = "label" if "labels" in dataset.index.names else "labels"
         fields = tuple(label if name == "label" else name for name in names)
-        return cls(names, fields, [*arrays, *others], [*chain(*followers.values())])
+        values = dataset.index.columns
+        size = sum(values[name][:1].nbytes if name in values else 8 for name in others)
+        return cls(names, fields, [*arrays, *others], [*chain(*followers.values())], size)
 
 
-def batch_maker(
-    chunk: Chunk,
-    *,
-    feed: Feed,
-    transform: Callable[..., Any] | None,
-    names: BatchNames,
-    seed: int,
-    epoch: int,
-    stream: torch.cuda.Stream | None,
-) -> Callable[[BatchPart], Job[tuple[BatchPart, Any]]]:
-    """Return a function that begins to read a batch of a chunk, and returns what makes the batch.
+class JobMaker:
+    """Makes a job for each batch of an epoch, and keeps what these jobs share.
 
-    The latter fetches it, transforms it and names its columns. It returns the part of the chunk
-    that the batch is, and the batch. It is thread-safe. Calling this already looks up
-    rows and uploads columns. Addresses and random numbers follow with the first batch that needs
-    them. On CUDA all of this is done on ``stream``, on which all of the chunk's batches must be
-    made.
+    ``stream`` is the CUDA stream on which all of that is asked for, also by other threads; None for
+    the caller's current one, and on the CPU.
     """
-    prepared = None
-    # torch.cuda.stream(None) starts CUDA, which fails in a child that was forked from a process
-    # that uses it.
-    with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-        begin_reading = feed.prepare(chunk.samples)
-        if isinstance(transform, Transform):
-            prepared = transform.prepare(chunk.draw_numbers, seed=seed, epoch=epoch)
-    batch_class = batch_type(names.fields)
-    order = [names.fetched.index(name) for name in names.ordered]
 
-    def begin_batch(part: BatchPart) -> Job[tuple[BatchPart, Any]]:
-        fetch = begin_reading(part.start, part.stop)
-        return Job(functools.partial(make_batch, part, fetch), fetch.is_ready)
+    def __init__(
+        self,
+        feed: Feed,
+        transform: Callable[..., Any] | None,
+        names: BatchNames,
+        *,
+        seed: int,
+        epoch: int,
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        self.transform, self.names = transform, names
+        self.batch_class = batch_type(names.fields)
+        self._feed, self._seed, self._epoch, self._stream = feed, seed, epoch, stream
 
-    def make_batch(part: BatchPart, fetch: Fetch) -> tuple[BatchPart, Any]:
-        pixels, *values = fetch()
+    def jobs(self, chunks: Iterable[Chunk]) -> Iterator["BatchJob"]:
+        """Yield a job for each batch of some chunks. Its rows are being read by then."""
+        for chunk in chunks:
+            # torch.cuda.stream(None) starts CUDA, which fails in a child that was forked from a
+            # process that uses it.
+            on_stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
+            rows, prepared = None, None
+            if len(chunk.samples):
+                with on_stream:
+                    rows = self._feed.prepare(chunk.samples)
+                    if isinstance(self.transform, Transform):
+                        prepared = self.transform.prepare(
+                            chunk.draw_numbers, seed=self._seed, epoch=self._epoch
+                        )
+            for part in chunk.parts:
+                pending = None
+                if rows is not None and part.stop > part.start:
+                    pending = rows.begin(part.start, part.stop)
+                yield BatchJob(self, part, pending, prepared)
+
+
+class BatchJob(NamedTuple):
+    """Makes one batch, on any thread."""
+
+    maker: JobMaker
+    part: BatchPart
+    rows: PendingRows | None  #: None: this rank has no share of the step
+    prepared: Any  #: one of memload's transforms, prepared for the samples of the chunk; else None
+
+    def is_ready(self) -> bool:
+        """Return whether `make` would not wait for the disk."""
+        return self.rows is None or self.rows.is_ready()
+
+    def make(self) -> Any:
+        """Return the batch, a named tuple; None if this rank has no share of the step."""
+        if self.rows is None:
+            return None
+        with profiled("fetch"):
+            pixels, *values = self.rows.fetch()
         images: Any = pixels.permute(0, 3, 1, 2)
-        if prepared is not None:
-            by_name = dict(zip(names.fetched, values, strict=True))
+        names, transform = self.maker.names, self.maker.transform
+        by_name = dict(zip(names.fetched, values, strict=True))
+        if transform is not None:
             with profiled("transform"):
-                images, by_name = prepared(images, by_name, part.start, part.stop)
-            values = [by_name[name] for name in names.ordered]
-        else:
-            values = [values[position] for position in order]
-            if transform is not None:
-                with profiled("transform"):
+                if self.prepared is not None:
+                    part = self.part
+                    images, by_name = self.prepared(images, by_name, part.start, part.stop)
+                else:
                     images = _call(transform, images, names.followers)
-        return part, batch_class(images, *values)
-
-    return begin_batch
+        return self.maker.batch_class(images, *(by_name[name] for name in names.ordered))
 
 
 def _call(transform: Callable[[Any], Any], images: Tensor, followers: Sequence[str]) -> Any:

@@ -1,5 +1,7 @@
 """Collate the samples of a batch into tensors."""
 
+import functools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
-from memload.feeds.buffers import BufferPool
-from memload.reading.dropped import report_dropped
+from memload.feeds.gather import BufferPool
+
+logger = logging.getLogger("memload")
 
 #: Dimensions and types of a sample's images and masks.
 _STACKED = {(3, torch.uint8), (2, torch.uint8), (2, torch.uint16)}
@@ -23,27 +26,29 @@ _pool = BufferPool(4)
 def fast_collate(samples: Sequence[Any]) -> Any:
     """Collate samples into a batch, like torch's ``default_collate``, but copy images only once.
 
-    Samples may be images, tuples, lists or dicts. Images of uint8 and masks of uint8 or uint16 are
-    collated as follows; all at one position of the samples must have the same shape. Everything
-    else is left to ``default_collate``.
+    Args:
+        samples: Images, or tuples, lists or dicts with images in them, also nested. All images at
+            one position must have the same shape and dtype.
 
-    - Tensors ``(C, H, W)`` become a tensor ``(N, C, H, W)`` in the same memory format.
-    - NumPy arrays ``(H, W, C)`` and PIL images become ``(N, C, H, W)``, channels-last in memory.
-    - Masks ``(H, W)``, as tensors or NumPy arrays, become ``(N, H, W)``.
+    Images and masks become tensors as follows. All else is left to ``default_collate``.
 
-    Samples that are None, or whose first entry (in a dict, ``"image"``) is None, are dropped. If no
-    sample is left, the batch is None. The log ``memload`` has a warning for the first of a data
-    set, and at the level DEBUG how many were dropped when an epoch ends, by each worker.
+    - uint8 tensors ``(C, H, W)`` become ``(N, C, H, W)``, in the same memory format.
+    - uint8 arrays ``(H, W, C)`` and PIL images become ``(N, C, H, W)``, channels-last in memory.
+    - uint8 and uint16 masks ``(H, W)``, tensors or arrays, become ``(N, H, W)``.
 
-    The memory of a batch is reused once nothing refers to it any more. In a worker process it is
-    shared memory, so that the batch is not copied again on its way. Thread-safe. Raises ValueError
-    if images differ in shape or dtype.
+    Samples that are None, or whose first entry (in a dict, ``"image"``) is None, are dropped. The
+    first one is a warning in the log ``memload``; each worker warns once. If no sample is left, the
+    batch is None.
+
+    The memory of a batch is on the CPU, whatever torch's default device is. It is reused once
+    nothing refers to it any more. In a worker process it is shared memory, so that the batch is not
+    copied again on its way. Thread-safe. Raises ValueError if images differ in shape or dtype.
 
     >>> loader = DataLoader(dataset, batch_size=32, collate_fn=memload.fast_collate)
     """
     kept = [sample for sample in samples if not _is_broken(sample)]
     if len(kept) < len(samples):
-        report_dropped(len(samples) - len(kept), len(samples))
+        _warn_of_dropped()
     return _collate(kept) if kept else None
 
 
@@ -53,6 +58,14 @@ def _is_broken(sample: Any) -> bool:
     if isinstance(sample, (tuple, list)):
         return bool(sample) and sample[0] is None
     return sample is None
+
+
+@functools.cache  # once a process
+def _warn_of_dropped() -> None:
+    logger.warning(
+        "fast_collate drops samples that are None, or whose image is None. This is the first one. "
+        "Those that follow are dropped without a warning."
+    )
 
 
 def _collate(samples: Sequence[Any]) -> Any:
@@ -70,7 +83,8 @@ def _collate(samples: Sequence[Any]) -> Any:
     elif isinstance(first, (tuple, list)):
         columns = [_collate(column) for column in zip(*samples, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else columns
-    return default_collate(list(samples))
+    with torch.device("cpu"):  # else numbers would become tensors on torch's default device
+        return default_collate(list(samples))
 
 
 def _stack_tensors(images: Sequence[Any]) -> Tensor:
@@ -125,4 +139,4 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return _pool.take(size).view(dtype).view(shape)
     # As torch's default_collate does it. share_memory_() would copy.
     shared = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]  # torch's
-    return torch.empty(0, dtype=dtype).set_(shared).view(shape)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(shared).view(shape)

@@ -20,19 +20,16 @@ def choose_names(requested: Any, available: Collection[str]) -> tuple[str, ...]:
     if requested is None or (isinstance(requested, str) and requested == "all"):
         return tuple(sorted(available, key=lambda name: name != "label"))
     if isinstance(requested, str) or not isinstance(requested, Sequence):
-        example = repr(requested) if isinstance(requested, str) else "'label'"
         raise TypeError(
-            f"columns is {requested!r} instead of a list. Write [{example}], or 'all' for all of "
-            "them."
+            f"columns is {requested!r} instead of a list of names. Write ['label'], for example, "
+            "or 'all'."
         )
-    for name in requested:
-        if name == "image":
-            raise ValueError("columns names 'image', which always comes first. Leave it out.")
-        if name not in available and name != INDEX:
-            raise ValueError(
-                f"columns names {name!r}, which the data set does not have. It has "
-                f"{listed(available) if available else 'no columns'}."
-            )
+    unknown = [name for name in requested if name not in available and name != INDEX]
+    if unknown:
+        raise ValueError(
+            f"columns names {unknown[0]!r}, which the data set does not have. It has "
+            f"{listed(available) or 'no columns'}. The image always comes first."
+        )
     if len(set(requested)) < len(requested):
         raise ValueError(f"columns is {list(requested)!r}. Name each column once.")
     return tuple(requested)
@@ -44,7 +41,10 @@ def split_names(names: Iterable[str], arrays: Collection[str]) -> tuple[list[str
     Feeds return images, the arrays, then the columns.
     """
     names = list(names)
-    return [n for n in names if n in arrays], [n for n in names if n not in arrays]
+    return (
+        [name for name in names if name in arrays],
+        [name for name in names if name not in arrays],
+    )
 
 
 def column_values(index: Index, name: str) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Which samples each batch of an epoch holds, for one rank of several, also when resumed.
 
-Nothing here knows of pixels, tensors or threads. Batches come in chunks, since one call of
-`Order.take` costs some 100 µs beside 12 ns a position: a `Chunk` holds the samples of many
-consecutive batches, and a `BatchPart` of it is one batch. Two kinds of epochs exist:
+Nothing here knows of pixels, tensors or threads. Batches come in chunks, so that work is done once
+for many of them: a `Chunk` holds the samples of consecutive batches, and a `BatchPart` of it is one
+batch. There are two kinds of epochs:
 
 - `OrderBatches`: an `Order` of `memload.reading.samplers`, which the ranks share.
 - `IterableBatches`: any iterable of sample numbers, or of lists of them, which is this rank's own.
@@ -26,7 +26,7 @@ consecutive batches, and a `BatchPart` of it is one batch. Two kinds of epochs e
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,29 +34,17 @@ import numpy as np
 
 from memload.reading.samplers import Order
 
-#: Positions in a chunk, at most.
-MAX_CHUNK = 1 << 15
-#: Positions in the first chunk, so that the first batch need not wait long. Each later chunk has
-#: four times as many as the one before.
-_FIRST_CHUNK = 1 << 10
-
-
-class Progress(NamedTuple):
-    """Where an iteration is: its epoch, and how many of its samples all ranks have seen.
-
-    If a state was saved behind the last batch of an epoch, the next epoch begins. If the user chose
-    the finished epoch with `set_epoch` (``set_by_user``), it is iterated, and has no batches.
-    """
-
-    epoch: int
-    samples_seen: int
-    set_by_user: bool = False
+#: Samples and batches in a chunk, at most. One call of `Order.take` costs some 100 µs, and 12 ns
+#: for each position.
+_MAX_SAMPLES = 8192
+_MAX_BATCHES = 256
 
 
 class BatchPart(NamedTuple):
     """One batch of a chunk: its ``samples[start:stop]``.
 
-    ``samples_seen`` counts the samples of the epoch that all ranks have seen after this batch.
+    ``samples_seen`` counts the samples of the epoch that all ranks have seen after this batch. A
+    part without samples is no batch: it is a step in which this rank has no share.
     """
 
     start: int
@@ -83,8 +71,7 @@ class OrderBatches:
     A step is one batch on every rank: the next ``batch_size × num_replicas`` positions. Rank 0
     takes the first ``batch_size`` of them, rank 1 the next, and so on; or, if the order has
     ``strides_ranks``, they take turns. Only the last step may have fewer; `_share` says how it is
-    divided. So an epoch goes on at any number of seen samples, with
-    any number of ranks.
+    divided. So an epoch goes on at any number of seen samples, with any number of ranks.
     """
 
     order: Order
@@ -94,65 +81,61 @@ class OrderBatches:
     num_replicas: int
     #: of the data set
     num_samples: int
-    max_chunk: int = MAX_CHUNK
+    max_samples: int = _MAX_SAMPLES
 
     def __len__(self) -> int:
         """Return the number of this rank's batches in a whole epoch."""
-        full_steps, samples_left = divmod(len(self.order), self.batch_size * self.num_replicas)
-        return full_steps + (len(self._share(0, samples_left)) > 0 and not self.drop_last)
-
-    def is_over(self, samples_seen: int) -> bool:
-        """Return whether an epoch has no more batches for any rank."""
-        per_step = self.batch_size * self.num_replicas
-        return len(self.order) - samples_seen < (per_step if self.drop_last else 1)
+        steps = self._steps(0)
+        return len(steps) - (len(steps) > 0 and not self._share(steps[-1]))
 
     def chunks(self, epoch: int, samples_seen: int) -> Iterator[Chunk]:
         """Yield this rank's batches, from where all ranks have seen ``samples_seen`` samples."""
-        per_step = self.batch_size * self.num_replicas
-        end = len(self.order)
-        if self.drop_last:
-            end -= (end - samples_seen) % per_step
-        step_starts = range(samples_seen, end, per_step)
-        max_steps = max(1, self.max_chunk // self.batch_size)
-        num_steps = min(max_steps, max(1, _FIRST_CHUNK // self.batch_size))
-        while step_starts:
+        steps = self._steps(samples_seen)
+        max_samples = min(_MAX_SAMPLES, self.max_samples)
+        in_chunk = max(1, min(_MAX_BATCHES, max_samples // self.batch_size))
+        for first in range(0, len(steps), in_chunk):
             positions, parts, stop = [], [], 0
-            for step_start in step_starts[:num_steps]:
-                step_stop = min(step_start + per_step, end)
-                share = self._share(step_start, step_stop - step_start)
-                if share:  # in the last step, this rank may have none
-                    start, stop = stop, stop + len(share)
-                    positions.append(np.arange(share.start, share.stop, share.step))
-                    parts.append(BatchPart(start, stop, step_stop))
-            if parts:
-                yield self._chunk(epoch, np.concatenate(positions), parts)
-            step_starts, num_steps = step_starts[num_steps:], min(max_steps, 4 * num_steps)
+            for step_start in steps[first : first + in_chunk]:
+                share = self._share(step_start)
+                start, stop = stop, stop + len(share)
+                positions.append(np.arange(share.start, share.stop, share.step))
+                seen = min(step_start + steps.step, len(self.order))
+                parts.append(BatchPart(start, stop, seen))
+            yield self._chunk(epoch, np.concatenate(positions), parts)
 
-    def _share(self, step_start: int, step_size: int) -> range:
+    def _steps(self, samples_seen: int) -> range:
+        """Return the positions at which the steps begin that are left."""
+        per_step = self.batch_size * self.num_replicas
+        stop = len(self.order)
+        if self.drop_last:
+            stop -= (stop - samples_seen) % per_step
+        return range(samples_seen, stop, per_step)
+
+    def _share(self, step_start: int) -> range:
         """Return the positions of this rank in a step.
 
         With ``even_ranks`` all ranks get the same number, and the last of them may get positions
         beyond the end of the order: the padding.
         """
-        if self.drop_last or getattr(self.order, "even_ranks", False):
-            step_size += -step_size % self.num_replicas
+        size = min(self.batch_size * self.num_replicas, len(self.order) - step_start)
+        if getattr(self.order, "even_ranks", False):
+            size += -size % self.num_replicas
         if getattr(self.order, "strides_ranks", False):
-            return range(step_start + self.rank, step_start + step_size, self.num_replicas)
-        first = step_size * self.rank // self.num_replicas
-        last = step_size * (self.rank + 1) // self.num_replicas
+            return range(step_start + self.rank, step_start + size, self.num_replicas)
+        first = size * self.rank // self.num_replicas
+        last = size * (self.rank + 1) // self.num_replicas
         return range(step_start + first, step_start + last)
 
     def _chunk(self, epoch: int, positions: np.ndarray, parts: list[BatchPart]) -> Chunk:
-        inside = positions
-        if positions[-1] >= len(self.order):  # the padding is the beginning of the epoch again
-            inside = positions % len(self.order)
-        samples = np.asarray(self.order.take(epoch, inside))
+        # The padding is the beginning of the epoch again.
+        samples = np.asarray(self.order.take(epoch, positions % len(self.order)))
         if samples.shape != positions.shape or samples.dtype.kind not in "iu":
             raise ValueError(
                 f"sampler: take() returned {samples.dtype} of shape {samples.shape} for "
                 f"{len(positions)} positions. It must return an integer for each."
             )
         _check_range(samples, 0, self.num_samples)
+        samples = np.array(samples, np.int64, order="C")  # as torch takes it
         repeats = getattr(self.order, "repeats", False)
         return Chunk(samples, positions if repeats else samples, parts)
 
@@ -178,12 +161,6 @@ class IterableBatches:
         if self.batch_size is None:
             return length
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
-
-    def is_over(self, samples_seen: int) -> bool:
-        """Return whether an epoch has no more batches; False if the iterable cannot tell."""
-        if self.batch_size is None or not isinstance(self.iterable, Sized):
-            return False
-        return len(self.iterable) - samples_seen < (self.batch_size if self.drop_last else 1)
 
     def chunks(self, epoch: int, samples_seen: int) -> Iterator[Chunk]:
         """Yield the batches from where ``samples_seen`` samples were seen, each as a chunk."""
@@ -213,16 +190,13 @@ class IterableBatches:
                 "sampler: sample numbers must be integers, but a batch of them is "
                 f"{samples.dtype} of shape {samples.shape}."
             )
-        samples = samples.astype(np.int64)
         _check_range(samples, -self.num_samples, self.num_samples)
-        return samples % self.num_samples
+        return samples.astype(np.int64) % self.num_samples
 
 
-def tell_epoch(epoch: int, loader: Any) -> None:
+def tell_epoch(epoch: int, order: Any, batch_sampler: Any) -> None:
     """Call ``set_epoch`` of a loader's samplers: also of ``batch_sampler.sampler``."""
-    batches = getattr(loader, "batch_sampler", None)
-    numbers = getattr(loader, "sampler", None), getattr(batches, "sampler", None)
-    for sampler in (*numbers, batches):
+    for sampler in (order, getattr(batch_sampler, "sampler", None), batch_sampler):
         set_epoch = getattr(sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
@@ -230,6 +204,8 @@ def tell_epoch(epoch: int, loader: Any) -> None:
 
 def _check_range(samples: np.ndarray, first: int, num_samples: int) -> None:
     """Raise IndexError for a number below ``first``, or one of at least ``num_samples``."""
+    if not samples.size:
+        return
     for sample in (samples.max(), samples.min()):
         if not first <= sample < num_samples:
             raise IndexError(

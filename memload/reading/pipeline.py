@@ -1,25 +1,19 @@
 """How batches get to the device: the feed, their stream, and how many are in flight."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from memload.feeds.choice import Choice, FeedName, choose_feed
-from memload.feeds.factory import pinned_callers
-from memload.feeds.interface import Feed, ReadCounts, Samples
-from memload.feeds.limits import MemoryLimits
+from memload.feeds.feed import Feed, Samples
 from memload.reading.columns import column_values, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.streams import SideStream
 
-#: Bytes that are read from the disk ahead of the batch that is copied next. That gives a disk that
-#: reads 2 GB/s work for 60 ms.
-_READ_AHEAD_BYTES = 128 << 20
-#: The most page-locked memory for the batches that are read ahead: as long as none of their rows is
-#: held in RAM.
-_PAGE_LOCKED_BYTES = 512 << 20
+#: Bytes that are read from the disk ahead of the batch that is made next, if its feed reads by
+#: itself. They are read into page-locked memory. A disk that reads 2 GB/s has work for 130 ms.
+_READ_AHEAD_BYTES = 256 << 20
 _MIN_READS_AHEAD, _MAX_READS_AHEAD = 2, 32
 
 
@@ -34,29 +28,26 @@ class Pipeline(NamedTuple):
     #: Bytes of a sample in the files: of its row in each array.
     row_bytes: int
     #: Where batches are made on CUDA. None: on the caller's current stream, or on the CPU.
-    side_stream: SideStream | None
+    side: SideStream | None
     #: Threads that make batches; with 0 the caller's thread does.
     num_threads: int
-    #: Batches that are begun at a time, counting the one that is handed out next.
+    #: Batches that are made at a time, counting the one that is handed out next.
     in_flight: int
-    #: Batches that are read from the disk ahead of those, counting the one that is begun next.
-    reads_ahead: int = 1
+    #: Batches that are read from the disk ahead of those.
+    reads_ahead: int = 0
 
 
-def samples_of(dataset: MemmapDataset, names: Sequence[str]) -> Samples:
-    """Return what a feed has to serve: images, the arrays among these names, then the columns."""
+def samples_of(dataset: MemmapDataset, names: Sequence[str]) -> list[Samples]:
+    """Return what a feed has to serve: images with the columns among these names, then arrays."""
     index = dataset.index
     arrays, columns = split_names(names, dataset.arrays)
-    return Samples(
-        dataset.shards,
-        index.row,
-        [column_values(index, name) for name in columns],
-        [Samples(dataset.shards_of(name), index.rows_of(name), ()) for name in arrays],
-    )
+    values = [column_values(index, name) for name in columns]
+    images = Samples(dataset.shards, index.row, values)
+    return [images, *(Samples(dataset.shards_of(name), index.rows_of(name)) for name in arrays)]
 
 
 def make_pipeline(
-    samples: Samples,
+    samples: Sequence[Samples],
     device: torch.device,
     feed_name: FeedName,
     transform: Callable[..., Any] | None,
@@ -64,68 +55,42 @@ def make_pipeline(
     num_threads: int,
     prefetch_factor: int,
     batch_size: int | None,
-    limits: MemoryLimits,
+    cache_bytes: int | None,
 ) -> Pipeline:
     """Choose the feed, and with it all else. Raises FeedError if a given feed cannot serve.
 
-    ======================== =========== ================================= =========== =======
-    feed                     num_threads in_flight                         reads_ahead stream
-    ======================== =========== ================================= =========== =======
-    cpu                      num_threads num_threads × prefetch_factor     1           current
-    cpu, num_threads=0       0           1                                 1           current
-    resident, no transform   0           1                                 1           current
-    resident                 0           1 + prefetch_factor               1           side
-    dma, uva, disk           0           1 + prefetch_factor               2 to 32     side
-    pinned                   callers     1 + max(callers, prefetch_factor) 1           side
-    pinned, num_threads=0    0           1                                 1           side
-    ======================== =========== ================================= =========== =======
+    ====================== =========== ============================= =========== =======
+    feed                   num_threads in_flight                     reads_ahead stream
+    ====================== =========== ============================= =========== =======
+    cpu                    num_threads num_threads × prefetch_factor 0           current
+    cpu, num_threads=0     0           1                             0           current
+    resident, no transform 0           1                             0           current
+    resident               0           1 + prefetch_factor           0           side
+    dma, disk              0           1 + prefetch_factor           2 to 32     side
+    pinned                 num_threads num_threads × prefetch_factor 0           side
+    pinned, num_threads=0  0           1                             0           side
+    ====================== =========== ============================= =========== =======
 
-    ``callers`` are the threads that fetch from the feed "pinned"; others help them to gather.
     ``batch_size`` is None if it is not known. Then rows of 2 batches are read ahead.
     """
-    row_bytes = sum(array.shards.array.row_bytes for array in samples.arrays)
-    batch_bytes = row_bytes * (batch_size or 0)
+    row_bytes = sum(array.row_bytes for array in samples)
+    on_threads = max(1, num_threads * prefetch_factor)
     feed, choice = choose_feed(
-        feed_name,
-        samples,
-        device,
-        num_threads=num_threads,
-        prefetch_factor=prefetch_factor,
-        buffers=_max_reads_ahead(batch_bytes) + prefetch_factor + 1,
-        limits=limits,
+        feed_name, samples, device, cache_bytes=cache_bytes, buffers=on_threads + 2
     )
     if feed.name == "cpu":
-        in_flight = max(1, num_threads * prefetch_factor)
-        return Pipeline(feed, choice, row_bytes, None, num_threads, in_flight)
+        return Pipeline(feed, choice, row_bytes, None, num_threads, on_threads)
     if feed.name == "resident" and transform is None:
         # Its one kernel takes less time than a handover between streams.
         return Pipeline(feed, choice, row_bytes, None, num_threads=0, in_flight=1)
     side = SideStream(device, prefetch_factor, waits=not _uses_only_own_tensors(transform))
     if feed.name == "pinned":
-        callers = pinned_callers(num_threads, prefetch_factor)
-        in_flight = 1 + max(callers, prefetch_factor) if callers else 1
-        return Pipeline(feed, choice, row_bytes, side, callers, in_flight)
-    reads_ahead = 1 if feed.name == "resident" else _reads_ahead(batch_bytes, feed.counts())
+        return Pipeline(feed, choice, row_bytes, side, num_threads, on_threads)
+    reads_ahead = 0 if feed.name == "resident" else _MIN_READS_AHEAD
+    if feed.name != "resident" and batch_size is not None:
+        of_batches = _READ_AHEAD_BYTES // (row_bytes * batch_size)
+        reads_ahead = min(max(of_batches, _MIN_READS_AHEAD), _MAX_READS_AHEAD)
     return Pipeline(feed, choice, row_bytes, side, 0, 1 + prefetch_factor, reads_ahead)
-
-
-def _reads_ahead(batch_bytes: int, counts: ReadCounts | None) -> int:
-    """Return how many batches are read ahead: the more, the fewer of their rows have to be read.
-
-    If all rows are to be held, batches are read ahead only until that is so, as if none were held.
-    """
-    share_to_read = 1.0
-    if counts is not None and counts.rows_to_hold < counts.rows:
-        share_to_read = 1 - counts.rows_to_hold / counts.rows
-    wanted = math.ceil(_READ_AHEAD_BYTES / max(1, batch_bytes * share_to_read))
-    return min(max(wanted, _MIN_READS_AHEAD), _max_reads_ahead(batch_bytes))
-
-
-def _max_reads_ahead(batch_bytes: int) -> int:
-    """Return for how many batches rows are read ahead at most. 0 bytes: they are not known."""
-    if not batch_bytes:
-        return _MIN_READS_AHEAD
-    return min(max(_PAGE_LOCKED_BYTES // batch_bytes, _MIN_READS_AHEAD), _MAX_READS_AHEAD)
 
 
 def _uses_only_own_tensors(transform: Any) -> bool:

@@ -7,12 +7,13 @@ arguments give the same numbers on every machine and with every version of NumPy
 bits are hashed in this module.
 """
 
+import contextlib
 import functools
 import hashlib
-import itertools
+import operator
 import zlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -78,11 +79,7 @@ class _SizedOrder:
     strides_ranks = False
 
     def __init__(self, size: int) -> None:
-        argument = f"{type(self).__name__}: size"
-        if hasattr(size, "__len__"):
-            raise ValueError(f"{argument} must be an integer, not {size!r}. Write len(dataset).")
-        check_integer(argument, size, 0)
-        self.size = int(size)
+        self.size = check_integer(f"{type(self).__name__}: size", size, 0)
 
     def __len__(self) -> int:
         return self.size
@@ -95,7 +92,9 @@ class _SizedOrder:
 
 
 class SequentialSampler(_SizedOrder):
-    """0, 1, 2, … in every epoch. Ranks share an epoch so that each sample comes exactly once.
+    """0, 1, 2, … up to ``size - 1`` in every epoch.
+
+    Ranks share an epoch so that each sample comes exactly once. Raises ValueError for a wrong size.
 
     >>> SequentialSampler(5).take(epoch=0, positions=np.array([0, 1, 4]))
     array([0, 1, 4])
@@ -111,11 +110,15 @@ class SequentialSampler(_SizedOrder):
 class ShuffledSampler(_SizedOrder):
     """Every sample once an epoch, in a different order each epoch.
 
+    Args:
+        size: How many samples the data set has.
+        seed: An integer. Another one gives other orders.
+
     The permutation is a Feistel network over the smallest power of two that holds ``size``, keyed
     by a hash of (seed, epoch); values outside of the range are permuted again until they are inside
     (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It is computed on demand and
     never stored. Like every seeded shuffle it reaches as many of the ``size!`` orders as there are
-    keys.
+    keys. Raises ValueError for wrong arguments.
 
     >>> ShuffledSampler(5, seed=1).take(epoch=0, positions=np.arange(5))
     array([1, 2, 3, 4, 0])
@@ -123,73 +126,23 @@ class ShuffledSampler(_SizedOrder):
 
     def __init__(self, size: int, *, seed: int = 0) -> None:
         super().__init__(size)
-        self.seed = seed
+        self.seed = check_integer("ShuffledSampler: seed", seed)
 
     def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """See `Order.take`."""
         return _permute(positions, self.size, _key(self.seed, epoch))
 
 
-class BlockShuffledSampler(_SizedOrder):
-    """Every sample once an epoch, shuffled so that a slow disk can read consecutive samples.
-
-    The data set is cut into blocks of ``block`` consecutive samples, and the order of the blocks is
-    shuffled. Then samples are shuffled within windows of ``window`` blocks of that order. So each
-    ``block × window`` consecutive positions read from ``window`` parts of the file.
-
-    The order is less random than that of `ShuffledSampler`: two samples of one block, which are
-    neighbours in the data set, are never further apart than a window, and a batch is drawn from
-    ``window`` blocks instead of from all. Where neighbours are alike (one class per folder), use
-    windows of many times as many blocks as there are samples in a batch. On an SSD use
-    `ShuffledSampler`.
-
-    >>> BlockShuffledSampler(6, block=2, window=2).take(epoch=0, positions=np.arange(6))
-    array([5, 4, 0, 1, 2, 3])
-    """
-
-    def __init__(self, size: int, *, block: int = 64, window: int = 256, seed: int = 0) -> None:
-        if block < 1 or window < 1:
-            raise ValueError(f"block and window must be at least 1, not {block} and {window}.")
-        super().__init__(size)
-        self.block, self.window, self.seed = block, window, seed
-
-    def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """See `Order.take`."""
-        window_size = self.block * self.window
-        windows = positions // window_size
-        steps = np.diff(windows)
-        if (steps < 0).any():
-            ascending = np.argsort(positions)
-            samples = np.empty(len(positions), np.int64)
-            samples[ascending] = self.take(epoch, positions[ascending])
-            return samples
-        starts = [0, *(np.flatnonzero(steps) + 1).tolist(), len(positions)]
-        parts = [
-            self._take_of_window(epoch, int(windows[start]), positions[start:stop])
-            for start, stop in itertools.pairwise(starts)
-            if start < stop
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-    def _take_of_window(self, epoch: int, window: int, positions: np.ndarray) -> np.ndarray:
-        first = window * self.block * self.window
-        # Samples that fill no block stay at the end of the epoch, in the last window.
-        size = min(self.block * self.window, self.size - first)
-        shuffled = first + _permute(positions - first, size, _key(self.seed, epoch, window))
-        blocks = shuffled // self.block
-        inside_block = shuffled - blocks * self.block
-        num_blocks = self.size // self.block
-        whole = blocks < num_blocks
-        blocks[whole] = _permute(blocks[whole], num_blocks, _key(self.seed, epoch))
-        samples: np.ndarray = blocks * self.block + inside_block
-        return samples
-
-
 class WeightedSampler(_SizedOrder):
-    """Samples drawn with replacement, in proportion to their weights; ``size`` draws an epoch.
+    """Samples drawn with replacement, in proportion to their weights.
 
-    ``weights`` ``(n,)`` are finite, at least 0, not all 0, and need not sum to one. ``size`` is by
-    default ``n``. Takes 8 bytes a sample. Raises ValueError.
+    Args:
+        weights: A number for each sample, ``(n,)``: finite, at least 0, and not all 0. They need
+            not sum to one.
+        size: How many samples an epoch draws; by default ``n``.
+        seed: An integer. Another one gives other draws.
+
+    Takes 8 bytes per sample. Raises ValueError for other weights.
 
     >>> WeightedSampler([1, 0, 3], size=6).take(epoch=0, positions=np.arange(6))
     array([2, 2, 2, 0, 0, 0])
@@ -200,16 +153,14 @@ class WeightedSampler(_SizedOrder):
     def __init__(
         self, weights: Sequence[float] | np.ndarray, *, size: int | None = None, seed: int = 0
     ) -> None:
-        _refuse_dataset("weights", weights, "WeightedSampler(class_weights[dataset.labels])")
+        _refuse_dataset("weights", weights)
         values = np.asarray(weights, np.float64)
         valid = values.ndim == 1 and values.size and np.isfinite(values).all()
-        if not valid or (values < 0).any():
+        if not valid or (values < 0).any() or not values.any():
             raise ValueError(
-                "weights must be finite numbers (n,) of at least 0, not an array of shape "
-                f"{values.shape} with other values."
+                "weights must be finite numbers (n,) of at least 0, and not all 0. They are an "
+                f"array of shape {values.shape} with other values."
             )
-        if not values.any():
-            raise ValueError("weights are all 0, so that no sample could be drawn.")
         # The largest weight becomes less than 1, so that the sum cannot overflow. Scaling by a
         # power of two is exact: it changes no draw.
         _, exponent = np.frexp(values.max())
@@ -217,8 +168,32 @@ class WeightedSampler(_SizedOrder):
         # Rounding could draw a sample behind the last one whose weight is above 0.
         self._last = int(np.flatnonzero(values)[-1])
         super().__init__(len(values) if size is None else size)
-        self.seed = seed
+        self.seed = check_integer("WeightedSampler: seed", seed)
         self.weights_crc32 = zlib.crc32(values.tobytes())  # for the repr
+
+    @classmethod
+    def balanced(cls, labels: Any, *, size: int | None = None, seed: int = 0) -> Self:
+        """Return an order that draws each class equally often, whatever its size.
+
+        Args:
+            labels: The class of each sample, integers ``(n,)`` of at least 0: an array, a tensor
+                such as ``dataset.labels``, or a list.
+            size: How many samples an epoch draws; by default ``n``.
+            seed: An integer. Another one gives other draws.
+
+        Raises ValueError for other labels.
+
+        >>> WeightedSampler.balanced([0, 0, 0, 1]).take(epoch=0, positions=np.arange(6))
+        array([3, 3, 3, 1, 0, 1])
+        """
+        _refuse_dataset("labels", labels)
+        values = np.asarray(labels)
+        if values.ndim != 1 or values.dtype.kind not in "iu" or not values.size or values.min() < 0:
+            raise ValueError(
+                "labels must be integers (n,) of at least 0, not "
+                f"{values.dtype} of shape {values.shape}."
+            )
+        return cls(1.0 / np.bincount(values)[values], size=size, seed=seed)
 
     def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """See `Order.take`."""
@@ -227,42 +202,25 @@ class WeightedSampler(_SizedOrder):
         return np.asarray(np.minimum(samples, self._last))
 
 
-class ClassBalancedSampler(WeightedSampler):
-    """Samples drawn with replacement so that all classes that have samples are equally frequent.
-
-    ``labels`` are integers ``(n,)`` of at least 0, as an array, tensor or sequence. Raises
-    ValueError.
-    """
-
-    def __init__(self, labels: Any, *, size: int | None = None, seed: int = 0) -> None:
-        _refuse_dataset("labels", labels, "ClassBalancedSampler(dataset.labels)")
-        values = np.asarray(labels)
-        if values.ndim != 1 or values.dtype.kind not in "iu" or not values.size or values.min() < 0:
-            raise ValueError(
-                "labels must be integers (n,) of at least 0, not "
-                f"{values.dtype} of shape {values.shape}."
-            )
-        counts = np.bincount(values)
-        super().__init__(1.0 / counts[values], size=size, seed=seed)
-
-
 class RepeatedSampler(_SizedOrder):
-    """Some samples of each epoch, ``repeats`` times each: repeated augmentation.
+    """Some samples of each epoch, several times each: repeated augmentation.
 
-    ``size`` is the number of samples in the data set, and an epoch has as many positions. It visits
-    the first ``size / repeats`` samples of the order of a `ShuffledSampler` of the same seed. Every
-    visit gets its own random transform. (Hoffer et al., https://arxiv.org/abs/1901.09335; Berman et
-    al., https://arxiv.org/abs/1902.05509)
+    Args:
+        size: How many samples the data set has. An epoch has as many positions. It visits the first
+            ``size / repeats`` samples of the order of a `ShuffledSampler` with the same seed.
+        repeats: How often each of them is visited. Every visit gets its own random transform.
+        seed: An integer. Another one gives other orders.
 
-    The visits of a sample are 17 positions apart, and ranks take positions in turn. So if there are
-    at least ``repeats`` ranks, and not a multiple of 17, the visits are on different ranks, most in
-    the same step. If there are fewer, some are in the same batch. MixUp and CutMix mix a sample
-    with the one before it in the batch, and the first with the last. They never mix a picture with
-    itself, unless the number of ranks is a multiple of 17, or a batch has 1, 18, 35, 52, …
-    samples. ``drop_last=True`` leaves out a last batch that happens to have so many.
+    The visits of a sample are 17 positions apart, and ranks take positions in turn. So they are on
+    different ranks if there are at least ``repeats`` ranks, and not a multiple of 17. `MixUp` and
+    `CutMix` never mix a picture with itself, unless the number of ranks is a multiple of 17, or a
+    batch has 1, 18, 35, 52, … samples; ``drop_last=True`` leaves out a last batch of such a size.
 
-    At the end of an epoch, up to 17 samples may have fewer visits. If the data set has less than
-    ``17 · repeats`` samples, visits are closer together, and nothing of this is certain.
+    At the end of an epoch, up to 17 samples may have fewer visits. With less than ``17 · repeats``
+    samples, visits are closer together, and nothing of this is certain. (Hoffer et al.,
+    https://arxiv.org/abs/1901.09335; Berman et al., https://arxiv.org/abs/1902.05509)
+
+    Raises ValueError for wrong arguments.
 
     >>> RepeatedSampler(6, 3).take(epoch=0, positions=np.arange(6))
     array([0, 2, 0, 2, 0, 2])
@@ -273,9 +231,8 @@ class RepeatedSampler(_SizedOrder):
 
     def __init__(self, size: int, repeats: int = 3, *, seed: int = 0) -> None:
         super().__init__(size)
-        check_integer("RepeatedSampler: repeats", repeats, 1)
-        self.repeats = int(repeats)
-        self.seed = seed
+        self.repeats = check_integer("RepeatedSampler: repeats", repeats, 1)
+        self.seed = check_integer("RepeatedSampler: seed", seed)
         self._apart = max(1, min(_BETWEEN_VISITS, -(-self.size // self.repeats)))
 
     def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
@@ -286,17 +243,25 @@ class RepeatedSampler(_SizedOrder):
         return _permute(visited, self.size, _key(self.seed, epoch))
 
 
-def check_integer(argument: str, value: Any, minimum: int) -> None:
-    """Raise ValueError unless a value is an integer, and at least ``minimum``."""
-    if not isinstance(value, int | np.integer) or value < minimum:
-        raise ValueError(f"{argument} must be an integer of at least {minimum}, not {value!r}.")
+def check_integer(argument: str, value: Any, minimum: int | None = None) -> int:
+    """Return an integer, also of NumPy or torch, as int: the repr of an order is part of a state.
+
+    Raises ValueError for anything else, and for an integer below ``minimum``.
+    """
+    with contextlib.suppress(TypeError):
+        number = int(operator.index(value))
+        if minimum is None or number >= minimum:
+            return number
+    at_least = "" if minimum is None else f" of at least {minimum}"
+    advice = " Write len(dataset)." if hasattr(value, "labels") else ""
+    raise ValueError(f"{argument} must be an integer{at_least}, not {value!r:.200}.{advice}")
 
 
-def _refuse_dataset(argument: str, values: Any, advice: str) -> None:
+def _refuse_dataset(argument: str, values: Any) -> None:
     if hasattr(values, "labels"):  # converting it to an array would read all of its pixels
         raise TypeError(
-            f"{argument} must be one number for each sample, not a {type(values).__name__}. "
-            f"Write {advice}."
+            f"{argument} must be one number for each sample, not a {type(values).__name__}. Take "
+            "them from dataset.labels."
         )
 
 

@@ -21,10 +21,10 @@ class SideStream:
     - `keep_back`, which follows it, blocks the host while it is more than ``2 × prefetch_factor``
       batches ahead of the device. Otherwise memory would be taken for each of them.
 
-    With ``waits=False``, `begin` waits less. It waits only for what the consumer had queued when
-    the oldest of the last ``2 × prefetch_factor`` batches was handed over. That work is nearly
-    done. The wait bounds how far this stream runs ahead of the consumer. It is not needed to
-    protect memory: `hand_over` tells torch's allocator which tensors the consumer still reads.
+    With ``waits=False``, a new batch does not wait for the consumer's newest work, but only for
+    what was queued when the oldest of the last ``2 × prefetch_factor`` batches was handed over.
+    That limits how far this stream runs ahead. Memory needs no wait: `hand_over` tells torch's
+    allocator which tensors the consumer still reads.
 
     ``waits=False`` is safe only if batches are made of this stream's own tensors alone and
     `tensors_of` finds all tensors in them. The reason is speed: while a wait is pending on one
@@ -82,8 +82,7 @@ class SideStream:
             reached.record(consumer)
             self._ready.append(ready)
             if len(self._ready) > self._max_handed_over:
-                # `keep_back` would wait for this, too. But this is a wait for data, and what is
-                # left for `keep_back` is a wait for the consumer.
+                # Here, so that it counts as waiting for data. In `keep_back`, it would not.
                 self._ready.popleft().synchronize()
         self._handed_over.append(reached)
         return batch

@@ -65,12 +65,12 @@ class Array:
     shards: tuple[Shard, ...]
     kind: ArrayKind = "image"
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         """The number of rows in all shards together."""
         return sum(shard.rows for shard in self.shards)
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """The size of a row in bytes."""
         return int(self.descr[2:]) * math.prod(self.shape)
@@ -80,7 +80,7 @@ class Array:
         """The size of all shards in bytes, headers included."""
         return sum(shard.bytes for shard in self.shards)
 
-    @property
+    @functools.cached_property
     def header_bytes(self) -> int:
         """Where the first row begins in each shard: at 4,096, unless another program wrote them."""
         return self.shards[0].bytes - self.shards[0].rows * self.row_bytes
@@ -89,6 +89,15 @@ class Array:
     def starts(self) -> np.ndarray:
         """The first row of each shard, then the number of all rows: int64 ``(shards + 1,)``."""
         return np.cumsum([0, *(shard.rows for shard in self.shards)], dtype=np.int64)
+
+    def shard_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the number of the shard that holds each row, int64 ``(n,)``."""
+        return self.starts.searchsorted(rows, side="right") - 1
+
+    def rows_within(self, sizes: Sequence[int]) -> int:
+        """Return how many whole rows lie in the first ``sizes[s]`` bytes of each shard s."""
+        rows = (np.array(sizes) - self.header_bytes) // self.row_bytes
+        return int(np.clip(rows, 0, np.diff(self.starts)).sum())
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the shard of each row, and where the row begins in that file in bytes.
@@ -100,7 +109,7 @@ class Array:
         >>> Array("image", "|u1", (1, 1, 5), shards).locate(np.array([0, 4]))
         (array([0, 1]), array([4096, 4106]))
         """
-        shard = np.searchsorted(self.starts, rows, side="right") - 1
+        shard = self.shard_of(rows)
         return shard, self.header_bytes + (rows - self.starts[shard]) * self.row_bytes
 
     def as_dict(self) -> dict[str, Any]:
@@ -404,6 +413,8 @@ def _read_index(path: Path, file: Any) -> Index:
         with _reading(path):
             names = "key/offsets", "key/bytes"
             offsets, data = (_read_tensor(file, name, entries[name]) for name in names)
+            fits = offsets[0] == 0 and offsets[-1] == len(data)
+            _require(fits and not (offsets[1:] < offsets[:-1]).any(), "its names overlap")
             return offsets, data
 
     samples = len(tensors["row"])

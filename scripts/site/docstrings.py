@@ -1,10 +1,11 @@
 """Our docstrings as Markdown: an extension of Griffe, which reads them for the site.
 
 They are written for `help()`: prose with double backticks, examples that begin with ``>>>``, names of memload in
-single backticks, and tables between lines of ``===``.
+single backticks, tables between lines of ``===``, and lists of arguments below ``Args:``.
 """
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import griffe
 
 EXAMPLE = re.compile(r"^ *>>> .*(?:\n(?! *$).*)*", re.MULTILINE)
 NAME = re.compile(r"(?<!`)`(?:memload\.)?([A-Za-z_][\w.]*)`(?!`)")
+ARGUMENTS = re.compile(r"^( *)Args:\n((?:\1 +.+\n?)+)", re.MULTILINE)
+ARGUMENT = re.compile(r"^([\w, ]+): ", re.MULTILINE)
 BORDER = "=[= ]+"
 TABLE = re.compile(rf"^( *)({BORDER})\n((?:.+\n)+?)\1{BORDER}(?=\n *\n|\s*\Z)", re.MULTILINE)
 REFERENCE = Path(__file__).parents[2] / "docs" / "api"
@@ -76,12 +79,19 @@ def markdown(text: str, names: dict[str, str]) -> str:
     """Return a docstring as Markdown. ``names`` are those that the reference describes."""
     text = TABLE.sub(table, text)
     text = EXAMPLE.sub(lambda found: fenced(found[0]), text)
+    text = ARGUMENTS.sub(arguments, text)
 
     def link(found: re.Match[str]) -> str:
         path = names.get(found[1])
         return f"[`{found[1]}`][{path}]" if path else f"`{found[1]}`"
 
     return NAME.sub(link, text)
+
+
+def arguments(found: re.Match[str]) -> str:
+    """Return a section of arguments as a list. A line that is indented further continues an entry."""
+    entries = re.sub(r"\n +", " ", textwrap.dedent(found[2]))
+    return textwrap.indent("Args:\n\n" + ARGUMENT.sub(r"- **\1**: ", entries), found[1])
 
 
 def fenced(example: str) -> str:

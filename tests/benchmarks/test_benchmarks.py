@@ -19,7 +19,7 @@ TINY = {
     "cifar10 --quick --pictures 60 --batch 10 --epochs 1": [
         *("from files to accuracy", "ratios of seconds", "seconds after each epoch")
     ],
-    "cold --device cpu --images 64 --small 64 --side 16 --batch 8": [
+    "cold --device cpu --images 64 --side 16 --batch 8": [
         *("the first quarter of a cold file", "a file larger than RAM")
     ],
     "collate --images 64 --side 16 --batch 8": ["fast_collate", "ratio"],

@@ -4,21 +4,19 @@ import gc
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from memload import Loader
-from memload.feeds import page_locked, registered, windows
-from memload.feeds.page_cache import PageCacheFeed
+from memload.feeds import choice, held, pages
+from memload.feeds.pages import PagesFeed
 
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in items:
             if HERE in item.path.parents:
@@ -26,34 +24,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def always_quick(quick_collections: None) -> None:
+def always_quick(quick_collections):
     """Use `quick_collections` in every module here."""
 
 
 @pytest.fixture(scope="session", autouse=True)
-def initialised() -> None:
+def initialised():
     """Initialise CUDA, which opens pipes and starts threads, before leaks are looked for."""
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")
 
 
 @pytest.fixture(autouse=True)
-def registered_addresses(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+def registered_addresses(monkeypatch):
     """The addresses registered with CUDA. Fails a test that leaves one, or that leaks memory."""
-    addresses: set[int] = set()
-    real_register, real_unregister = page_locked.register, page_locked.unregister
+    addresses = set()
+    real_register, real_unregister = held.register, held.unregister
 
-    def register(address: int, size: int, flags: int) -> None:
-        real_register(address, size, flags)
+    def register(address, size):
+        real_register(address, size)
         addresses.add(address)
 
-    def unregister(address: int) -> None:
+    def unregister(address):
         real_unregister(address)
         addresses.discard(address)  # a test that failed may have left it
 
-    for module in (page_locked, registered):
-        monkeypatch.setattr(module, "register", register)
-        monkeypatch.setattr(module, "unregister", unregister)
+    monkeypatch.setattr(held, "register", register)
+    monkeypatch.setattr(held, "unregister", unregister)
     gc.collect()
     before = _memory_in_use()
     yield addresses
@@ -65,51 +62,13 @@ def registered_addresses(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         assert now <= then, "bytes of the device's and of torch's page-locked memory"
 
 
-def _is_left(addresses: set[int], before: tuple[int, int]) -> bool:
+def _is_left(addresses, before):
     """Return whether memory is registered or in use that was not before."""
     gc.collect()
     return bool(addresses) or any(map(operator.gt, _memory_in_use(), before))
 
 
-@pytest.fixture
-def wait_until_held() -> Callable[[Any], None]:
-    """A function that waits until a feed, or that of a Loader, holds all rows that it shall hold."""
-
-    def wait(owner: Any) -> None:
-        feed = owner._get_pipeline().feed if isinstance(owner, Loader) else owner
-        for one in getattr(feed, "_feeds", [feed]):
-            if isinstance(one, PageCacheFeed):
-                one._held._thread.join(30)
-                assert one._held.is_complete()
-                assert not one._held.problem
-
-    return wait
-
-
-@pytest.fixture
-def may_register(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An event that windows wait for before they are registered."""
-    event, register = threading.Event(), registered.RegisteredFile.register
-
-    def register_late(*arguments: Any) -> Any:
-        event.wait(30)
-        return register(*arguments)
-
-    monkeypatch.setattr(registered.RegisteredFile, "register", register_late)
-    return event
-
-
-@pytest.fixture
-def window_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A function that sets the size of windows, so that small files have several."""
-
-    def set_size(size: int) -> None:
-        monkeypatch.setattr(windows, "WINDOW_BYTES", size)
-
-    return set_size
-
-
-def _memory_in_use() -> tuple[int, int]:
+def _memory_in_use():
     """Return the bytes in use of the device's memory, and of torch's page-locked memory."""
     if not torch.cuda.is_available():
         return 0, 0
@@ -119,3 +78,42 @@ def _memory_in_use() -> tuple[int, int]:
     return torch.cuda.memory_allocated(), torch.cuda.host_memory_stats().get(
         "allocated_bytes.current", 0
     )
+
+
+@pytest.fixture
+def wait_until_held():
+    """A function that waits until a feed, or that of a Loader, holds all that it shall hold."""
+
+    def wait(owner):
+        feed = owner._get_pipeline().feed if isinstance(owner, Loader) else owner
+        for one in getattr(feed, "_feeds", [feed]):
+            if isinstance(one, PagesFeed):
+                one._filler._thread.join(30)
+                assert not one._filler.problem
+                assert all(file.held == file.planned for file in one._files)
+
+    return wait
+
+
+@pytest.fixture
+def may_hold(monkeypatch):
+    """An event that files wait for before anything of them is held. A test has to set it."""
+    event, hold_next = threading.Event(), held.HeldFile.hold_next
+
+    def hold_late(*arguments):
+        event.wait(30)
+        return hold_next(*arguments)
+
+    monkeypatch.setattr(held.HeldFile, "hold_next", hold_late)
+    return event
+
+
+@pytest.fixture
+def window_bytes(monkeypatch):
+    """A function that sets the size of windows, so that small files have several."""
+
+    def set_size(size):
+        for module in (choice, held, pages):
+            monkeypatch.setattr(module, "WINDOW_BYTES", size)
+
+    return set_size

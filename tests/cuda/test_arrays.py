@@ -1,19 +1,22 @@
 """Several arrays on CUDA: images, masks and others, through every feed."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from memload import CudaPrefetcher, Index, Loader, MemmapDataset, fast_collate, transforms
+from memload import CudaPrefetcher, Loader, MemmapDataset, fast_collate, transforms
 
 SIZE = 61
 DEVICE = torch.device("cuda", 0)
-FEEDS = ("resident", "dma", "uva", "disk", "pinned", "auto")
+#: Arguments of a Loader. The budget holds a part of each file.
+FEEDS = {
+    "resident": {"feed": "resident"},
+    "dma": {"feed": "dma"},
+    "disk": {"feed": "disk", "cache_bytes": 150_000},
+    "pinned": {"feed": "pinned"},
+    "auto": {},
+}
 #: Element types and shapes of further arrays; rows from 1 byte to some kilobytes.
 ARRAYS = {
     "a": ("|i1", (1,)),
@@ -30,7 +33,7 @@ every_feed = pytest.mark.parametrize("feed", FEEDS)
 
 
 @pytest.fixture
-def values() -> dict[str, np.ndarray]:
+def values():
     rng = np.random.default_rng(7)
     return {
         "mask": rng.integers(0, 256, (SIZE, 32, 40)).astype(np.uint8),
@@ -40,11 +43,7 @@ def values() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def path(
-    make_dataset: Callable[..., Index],
-    add_array: Callable[..., Index],
-    values: dict[str, np.ndarray],
-) -> Path:
+def path(make_dataset, add_array, values):
     """Images in three shards, two masks, features in an NPY file in another order, and columns."""
     columns = {
         "label": np.arange(SIZE) % 3,
@@ -57,12 +56,12 @@ def path(
     return add_array(index, "features", values["features"], "npy", other_rows=rows).path
 
 
-def on_host(tensor: torch.Tensor) -> np.ndarray:
+def on_host(tensor):
     assert tensor.is_cuda
     return tensor.cpu().numpy()
 
 
-def check_same(one: Any, other: Any) -> None:
+def check_same(one, other):
     """Check that a batch on CUDA is one on the CPU: floats nearly, all else exactly."""
     assert one._fields == other._fields
     for name, found, expected in zip(one._fields, one, other, strict=True):
@@ -76,15 +75,9 @@ def check_same(one: Any, other: Any) -> None:
 @every_feed
 @pytest.mark.parametrize("batch_size", [1, 7, SIZE])
 @pytest.mark.parametrize("transform", [None, transforms.train(16)], ids=["bare", "train"])
-def test_batches_are_those_of_the_cpu(
-    path: Path,
-    feed: Any,
-    batch_size: int,
-    transform: Any,
-    wait_until_held: Callable[[Any], None],
-) -> None:
-    options: Any = {"shuffle": True, "seed": 5, "transform": transform}
-    ours = Loader(path, batch_size, feed=feed, device=DEVICE, **options)
+def test_batches_are_those_of_the_cpu(path, feed, batch_size, transform, wait_until_held):
+    options = {"shuffle": True, "seed": 5, "transform": transform}
+    ours = Loader(path, batch_size, **FEEDS[feed], device=DEVICE, **options)
     theirs = Loader(path, batch_size, device="cpu", **options)
     for epoch in range(2):
         if epoch == 1:  # of the first, rows may have come from the files
@@ -96,20 +89,14 @@ def test_batches_are_those_of_the_cpu(
 
 @every_feed
 @pytest.mark.parametrize("wait", [False, True])
-def test_any_element_type_and_shape(
-    make_dataset: Callable[..., Index],
-    add_array: Callable[..., Index],
-    feed: Any,
-    wait: bool,
-    wait_until_held: Callable[[Any], None],
-) -> None:
+def test_any_element_type_and_shape(make_dataset, add_array, feed, wait, wait_until_held):
     index = make_dataset(rows=(SIZE,))
     stored = {}
     for number, (name, (descr, shape)) in enumerate(ARRAYS.items()):
         rng = np.random.default_rng(number)
         stored[name] = rng.integers(0, 2 if descr == "|b1" else 120, (SIZE, *shape)).astype(descr)
         index = add_array(index, name, stored[name], "npy" if number % 2 else "array")
-    loader = Loader(index.path, 4, shuffle=True, columns=["index", *ARRAYS][::-1], feed=feed)
+    loader = Loader(index.path, 4, shuffle=True, columns=["index", *ARRAYS][::-1], **FEEDS[feed])
     if wait:
         wait_until_held(loader)
     for batch in loader:
@@ -120,16 +107,12 @@ def test_any_element_type_and_shape(
 
 @every_feed
 def test_a_view_of_scattered_and_repeated_samples(
-    path: Path,
-    values: dict[str, np.ndarray],
-    feed: Any,
-    window_bytes: Callable[[int], None],
-    wait_until_held: Callable[[Any], None],
-) -> None:
+    path, values, feed, window_bytes, wait_until_held
+):
     window_bytes(4096)
     dataset = MemmapDataset(path, columns=["mask", "features"])
     chosen = [50, 3, 3, 17, 60, 0]
-    loader = Loader(dataset.subset(chosen), 4, feed=feed)
+    loader = Loader(dataset.subset(chosen), 4, **FEEDS[feed])
     wait_until_held(loader)
     for _ in range(2):
         batches = list(loader)
@@ -141,19 +124,14 @@ def test_a_view_of_scattered_and_repeated_samples(
 
 
 @every_feed
-def test_a_concatenation_is_a_and_then_b(
-    make_dataset: Callable[..., Index],
-    add_array: Callable[..., Index],
-    feed: Any,
-    wait_until_held: Callable[[Any], None],
-) -> None:
+def test_a_concatenation_is_a_and_then_b(make_dataset, add_array, feed, wait_until_held):
     parts = []
     for name, size in (("a", 30), ("b", 17)):
         index = make_dataset(f"{name}.bin", rows=(size - 5, 5), seed=size)
         masks = np.random.default_rng(size).integers(0, 256, (size, 4, 6)).astype(np.uint8)
         rows = {"mask": np.arange(size)[::-1].copy()} if name == "b" else {}
         parts.append(add_array(index, "mask", masks, "mask", other_rows=rows).path)
-    loader = Loader(parts, 7, feed=feed, columns=["mask"])
+    loader = Loader(parts, 7, **FEEDS[feed], columns=["mask"])
     for wait in (False, True):
         if wait:
             wait_until_held(loader)
@@ -167,14 +145,14 @@ def test_a_concatenation_is_a_and_then_b(
 
 
 @every_feed
-def test_masks_are_those_of_their_samples_on_any_rank_also_resumed(path: Path, feed: Any) -> None:
+def test_masks_are_those_of_their_samples_on_any_rank_also_resumed(path, feed):
     dataset = MemmapDataset(path, columns=["mask", "index"])
     for rank, num_replicas, before, after in ((0, 1, 7, 4), (1, 3, 5, 2), (2, 3, 1, 9)):
-        options: Any = {"shuffle": True, "rank": rank, "num_replicas": num_replicas, "seed": rank}
-        loader = Loader(dataset, before, feed=feed, **options)
+        options = {"shuffle": True, "rank": rank, "num_replicas": num_replicas, "seed": rank}
+        loader = Loader(dataset, before, **FEEDS[feed], **options)
         batches = iter(loader)
         seen = [next(batches), next(batches)]
-        resumed = Loader(dataset, after, feed=feed, **options)
+        resumed = Loader(dataset, after, **FEEDS[feed], **options)
         resumed.load_state_dict(loader.state_dict())
         for batch in (*seen, *resumed):
             numbers = on_host(batch.index)
@@ -185,10 +163,8 @@ def test_masks_are_those_of_their_samples_on_any_rank_also_resumed(path: Path, f
 
 
 @every_feed
-def test_no_mask_is_overwritten_while_the_consumer_is_behind(
-    path: Path, values: dict[str, np.ndarray], feed: Any
-) -> None:
-    loader = Loader(path, 4, feed=feed, columns=["mask", "index"], shuffle=True)
+def test_no_mask_is_overwritten_while_the_consumer_is_behind(path, values, feed):
+    loader = Loader(path, 4, **FEEDS[feed], columns=["mask", "index"], shuffle=True)
     sums, order = [], []
     for _ in range(3):
         for _, masks, numbers in loader:
@@ -200,20 +176,10 @@ def test_no_mask_is_overwritten_while_the_consumer_is_behind(
     assert on_host(torch.cat(sums)).tolist() == expected.tolist()
 
 
-def test_rows_of_each_array_decide_between_dma_and_uva(
-    make_dataset: Callable[..., Index], add_array: Callable[..., Index]
-) -> None:
-    index = make_dataset(rows=(9,), shape=(100, 100, 3))
-    masks = np.random.default_rng(0).integers(0, 256, (9, 100, 100)).astype(np.uint8)
-    loader = Loader(add_array(index, "mask", masks, "mask").path, resident_bytes=0)
-    assert loader.feed.name == "dma"
-    assert "uva for mask; " in loader.feed.reason
-
-
 @every_feed
-def test_static_buffers_hold_masks(path: Path, values: dict[str, np.ndarray], feed: Any) -> None:
+def test_static_buffers_hold_masks(path, values, feed):
     loader = Loader(
-        path, 5, feed=feed, columns=["ids", "index"], static_buffers=True, drop_last=True
+        path, 5, **FEEDS[feed], columns=["ids", "index"], static_buffers=True, drop_last=True
     )
     addresses = set()
     for batch in loader:
@@ -222,7 +188,7 @@ def test_static_buffers_hold_masks(path: Path, values: dict[str, np.ndarray], fe
     assert len(addresses) == 1
 
 
-def test_a_prefetcher_moves_masks_with_their_images(path: Path) -> None:
+def test_a_prefetcher_moves_masks_with_their_images(path):
     dataset = MemmapDataset(path)
     flip = transforms.RandomHorizontalFlip(1)
     batches = DataLoader(dataset, 8, collate_fn=fast_collate, pin_memory=True)

@@ -2,8 +2,6 @@ import gc
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -11,33 +9,28 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from memload import CudaPrefetcher
 
-on_both = pytest.mark.parametrize("own_thread", [False, True])
 
-
-def wait_until(what: Callable[[], bool]) -> None:
+def wait_until(what):
     end = time.monotonic() + 30
     while not what():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def batches_of(count: int, pinned: bool = True) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches_of(count, pinned=True):
     for number in range(count):
         images = torch.full((8, 3, 64, 64), number, dtype=torch.uint8)
         labels = torch.full((8,), number)
         yield (images.pin_memory(), labels.pin_memory()) if pinned else (images, labels)
 
 
-@on_both
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("own_stream", [False, True])
-def test_no_batch_is_overwritten_while_the_consumer_is_behind(
-    own_thread: bool, pinned: bool, own_stream: bool
-) -> None:
+def test_no_batch_is_overwritten_while_the_consumer_is_behind(pinned, own_stream):
     stream = torch.cuda.Stream() if own_stream else torch.cuda.default_stream()
     seen = []
     with torch.cuda.stream(stream):
-        for images, labels in CudaPrefetcher(batches_of(60, pinned), own_thread=own_thread):
+        for images, labels in CudaPrefetcher(batches_of(60, pinned)):
             assert images.is_cuda
             torch.cuda._sleep(3_000_000)
             seen.append(torch.stack([images.double().mean(), labels.double().mean()]))
@@ -45,28 +38,23 @@ def test_no_batch_is_overwritten_while_the_consumer_is_behind(
     assert torch.stack(seen).tolist() == [[number, number] for number in range(60)]
 
 
-@on_both
-def test_the_transform_runs_on_the_side_stream(own_thread: bool) -> None:
+def test_the_transform_runs_on_the_side_stream():
     streams = set()
 
-    def normalise(images: torch.Tensor) -> torch.Tensor:
+    def normalise(images):
         streams.add(torch.cuda.current_stream().cuda_stream)
         return (images.float() - 1) / 2
 
-    result = [
-        images.mean()
-        for images, _ in CudaPrefetcher(batches_of(5), transform=normalise, own_thread=own_thread)
-    ]
+    result = [images.mean() for images, _ in CudaPrefetcher(batches_of(5), transform=normalise)]
     assert torch.stack(result).tolist() == [(number - 1) / 2 for number in range(5)]
     assert len(streams) == 1
     assert torch.cuda.current_stream().cuda_stream not in streams
 
 
-@on_both
-def test_nested_batches_of_workers_are_moved(own_thread: bool) -> None:
+def test_nested_batches_of_workers_are_moved():
     data = TensorDataset(torch.arange(10), torch.arange(10) * 2)
     loader = DataLoader(data, 4, pin_memory=True, num_workers=1, multiprocessing_context="spawn")
-    prefetcher = CudaPrefetcher(loader, own_thread=own_thread)
+    prefetcher = CudaPrefetcher(loader)
     assert [(one.tolist(), other.is_cuda) for one, other in prefetcher] == [
         ([0, 1, 2, 3], True),
         ([4, 5, 6, 7], True),
@@ -80,22 +68,21 @@ def test_nested_batches_of_workers_are_moved(own_thread: bool) -> None:
     wait_until(lambda: not any("QueueFeeder" in thread.name for thread in threading.enumerate()))
 
 
-class MadeOnTheDevice(Dataset[Any]):
+class MadeOnTheDevice(Dataset):
     """Samples computed on the device, in the async-dataset idiom."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 30
 
-    def __getitem__(self, number: int) -> torch.Tensor:
+    def __getitem__(self, number):
         sample = torch.full((3, 256, 256), float(number), device="cuda")
         for _ in range(5):
             sample = sample + 1
         return sample
 
 
-@on_both
-def test_samples_made_on_the_device_come_whole(own_thread: bool) -> None:
-    prefetcher = CudaPrefetcher(MadeOnTheDevice(), shuffle=True, seed=1, own_thread=own_thread)
+def test_samples_made_on_the_device_come_whole():
+    prefetcher = CudaPrefetcher(MadeOnTheDevice(), shuffle=True, seed=1)
     seen = []
     for sample in prefetcher:
         torch.cuda._sleep(2_000_000)
@@ -105,20 +92,18 @@ def test_samples_made_on_the_device_come_whole(own_thread: bool) -> None:
     assert sorted(values[:, 0].tolist()) == [number + 5.0 for number in range(30)]
 
 
-@on_both
-def test_early_exits_leave_no_memory(own_thread: bool) -> None:
+def test_early_exits_leave_no_memory():
     """The fixture `registered_addresses` looks for memory that is left."""
     for _ in range(20):
-        next(iter(CudaPrefetcher(batches_of(9), own_thread=own_thread)))
+        next(iter(CudaPrefetcher(batches_of(9))))
 
 
-@on_both
-def test_an_exception_arrives_behind_the_batches_before_it(own_thread: bool) -> None:
-    def failing() -> Iterator[Any]:
+def test_an_exception_arrives_behind_the_batches_before_it():
+    def failing():
         yield from batches_of(3)
         raise KeyError("the cause")
 
-    iterator = iter(CudaPrefetcher(failing(), own_thread=own_thread))
+    iterator = iter(CudaPrefetcher(failing()))
     assert [int(next(iterator)[1][0]) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError, match="the cause"):
         next(iterator)

@@ -1,236 +1,378 @@
-"""Samples in several arrays, and CUDA without a device."""
+"""CUDA without a device, and arrays whose rows are fetched."""
 
 import ctypes
+import fcntl
 import gc
+import itertools
 import math
+import mmap
+import os
+import re
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from memload import FeedError, Index
-from memload.feeds import device_rows, page_locked, registered, windows
-from memload.feeds.budget import claim_all, hold_on_device
-from memload.feeds.dma import BatchedCopies
-from memload.feeds.interface import Samples
-from memload.feeds.page_cache import PageCacheFeed
-from memload.feeds.windows import plan_for_rows
+import memload.reading.loader  # noqa: F401  # before names of torch are replaced
+from memload import Index
+from memload.feeds import choice, held, pages
+from memload.feeds.choice import choose_feed
+from memload.feeds.feed import Samples
 from memload.storage.shards import Shards
-from tests.feeds.page_cache import PAGE, drop_pages, look_for_pages
 
-
-@pytest.fixture
-def large_and_small(
-    make_dataset: Callable[..., Index], add_array: Callable[..., Index]
-) -> Callable[[], Samples]:
-    """Images of 28 KiB, masks of 28 KiB in another order, and features of 16 bytes."""
-
-    def open_samples() -> Samples:  # a fixture would keep them open for too long
-        index = make_dataset(rows=(8,), shape=(28, 1024, 1))
-        rng = np.random.default_rng(0)
-        index = add_array(index, "mask", rng.integers(0, 99, (8, 28, 1024), np.uint8), "mask")
-        index = add_array(
-            index, "features", rng.random((5, 2)), "npy", other_rows={"features": np.arange(8) % 5}
-        )
-        row = np.arange(8)
-        others = [
-            Samples(Shards(index, "mask"), row[::-1], ()),
-            Samples(Shards(index, "features"), np.array([4, 1] * 4), ()),
-        ]
-        return Samples(Shards(index), row, [np.zeros(8, np.int64)], others)
-
-    return open_samples
-
-
-class Stream:
-    """A CUDA stream that has nothing to do."""
-
-    cuda_stream = 0
-
-    def synchronize(self) -> None:
-        pass
-
-    def wait_stream(self, stream: "Stream") -> None:
-        pass
+PAGE = mmap.PAGESIZE
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 class FakeCuda:
-    """Stands in for CUDA: the device is the CPU, and windows have 8 KiB.
+    """Stands in for CUDA: memory of the device ``cuda:0`` is ordinary memory. A context.
 
-    Copies happen at once. They fail if a row is not in memory that the device may read.
+    Copies happen at once, or by `finish` if ``is_slow`` is set. They fail if a byte lies neither in
+    registered pages nor in page-locked memory, or if a copy spans two registrations. Page-locked
+    memory is overwritten when it is freed. At the end, nothing may be left.
     """
 
-    device = torch.device("cpu")
+    def __init__(self, driver="batch v2", window_bytes=2 * PAGE):
+        self.window_bytes = window_bytes
+        #: Registered pages and page-locked memory: address and size.
+        self.pages, self.locked = {}, {}
+        #: Bytes that are free on the device and available in RAM, and that a tensor may have there.
+        self.free, self.ram, self.device_bytes = 0, 1 << 40, math.inf
+        self.available_memory = lambda: self.ram  # tests replace it
+        #: Whether CUDA registers so many bytes more.
+        self.may_register = lambda size: True
+        #: Bytes that were copied out of registered pages, and out of page-locked memory.
+        self.from_pages = self.from_locked = 0
+        self.is_slow, self.status, self.faults = False, 0, []
+        #: Set by a failed call, until a kernel reports it.
+        self.has_error = False
+        self._queue, self._finished, self._feeds = [], 0, weakref.WeakSet()
+        self._is_over, self._copying = False, threading.RLock()
+        self._functions = {"cuMemcpyHtoDAsync_v2": self._copy_one} if driver else {}
+        if driver == "batch v2":
+            self._functions["cuMemcpyBatchAsync_v2"] = self._copy_all
+        if driver == "batch":
+            self._functions["cuMemcpyBatchAsync"] = self._copy_all_and_say_what_failed
 
-    def __init__(self) -> None:
-        #: The registered pages of files, and the page-locked memory: address and size.
-        self.pages: dict[int, int] = {}
-        self.page_locked: dict[int, int] = {}
-        #: How many bytes of files may be registered.
-        self.limit = math.inf
-        #: How many copies came from pages, from page-locked memory, and from the device's own.
-        self.copied_from_pages = self.copied_from_page_locked = self.copied_on_device = 0
-        #: The tensors of rows on the device, and how many bytes it has for them.
-        self.on_device: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
-        self.device_bytes = math.inf
-        #: What stands in for NVIDIA's bindings.
-        self.driver = SimpleNamespace(
-            CUmemcpyAttributes=SimpleNamespace,
-            CUdeviceptr=int,
-            CUstream=int,
-            CUmemcpySrcAccessOrder=SimpleNamespace(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM=1),
-            cuDriverGetVersion=lambda: (0, 12080),
-            cuMemcpyBatchAsync=self._copy,
+    def __enter__(self):
+        if sys.platform != "linux":
+            pytest.skip("reads /proc, and past the page cache")
+        self._patches = pytest.MonkeyPatch()
+        patch, load, to = self._patches.setattr, ctypes.CDLL, torch.Tensor.to
+
+        def load_library(name, *arguments, **options):
+            if name != "libcuda.so.1":
+                return load(name, *arguments, **options)
+            if not self._functions:
+                raise OSError("libcuda.so.1: cannot open shared object file")
+            return SimpleNamespace(**self._functions)
+
+        def move(tensor, *arguments, **options):
+            if arguments and getattr(arguments[0], "type", "") == "cuda":
+                return tensor.clone()
+            return to(tensor, *arguments, **options)
+
+        patch(ctypes, "CDLL", load_library)
+        patch(torch.Tensor, "to", move)
+        for name in ("empty", "empty_like", "zeros"):
+            patch(torch, name, self._allocating(getattr(torch, name)))
+        for module in (choice, held, pages):
+            patch(module, "WINDOW_BYTES", self.window_bytes)
+        patch(held, "available_memory", lambda: self.available_memory())  # noqa: PLW0108
+        # What a test that fails leaves behind, in its traceback, shall not disturb others.
+        unregister = held._unregister
+        patch(held, "_files", weakref.WeakValueDictionary())
+        patch(held, "_unregister", lambda *arguments: self._is_over or unregister(*arguments))
+        self.stream = Stream(self)
+        runtime = SimpleNamespace(
+            cudaHostRegister=self._register,
+            cudaHostUnregister=self._unregister,
+            cudaGetErrorString=lambda status: f"status {status}",
         )
+        for name, value in {
+            "is_available": lambda: True,
+            "current_device": lambda: 0,
+            "cudart": lambda: runtime,
+            "mem_get_info": lambda device: (self.free, self.free),
+            "memory_reserved": lambda device: 0,
+            "memory_allocated": lambda device: 0,
+            "device": lambda device: nullcontext(),
+            "stream": lambda stream: nullcontext(),
+            "synchronize": lambda device: self.finish(),
+            "current_stream": lambda device=None: self.stream,
+            "Stream": lambda *_, **options: self.stream,
+            "Event": lambda **_: Event(self),
+        }.items():
+            patch(torch.cuda, name, value)
+        return self
 
-    def register(self, address: int, size: int, flags: int) -> None:
-        if not flags:
-            self.page_locked[address] = size
-        elif sum(self.pages.values()) + size > self.limit:
-            raise FeedError("CUDA refuses")
-        else:
-            self.pages[address] = size
+    def __exit__(self, error, *_):
+        self.end(has_failed=error is not None)
 
-    def unregister(self, address: int) -> None:
-        (self.pages if address in self.pages else self.page_locked).pop(address)
+    def end(self, has_failed):
+        """Bring CUDA back. Unless a test has failed, check that nothing is left."""
+        if has_failed:
+            self._queue.clear()
+            for feed in [*self._feeds]:
+                feed.close()
+        if self.pages or self.locked or len(held._files):
+            gc.collect()  # the tracebacks of errors that were expected; takes 0.2 s
+        self._is_over = has_failed
+        self._patches.undo()
+        if not has_failed:
+            assert not self.pages
+            assert not self.locked
+            assert not self.faults
+            assert not self.has_error, "no kernel has reported the error of a call that failed"
 
-    def allocate(self, size: int, device: torch.device) -> torch.Tensor:
-        if size > self.device_bytes:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        memory = torch.empty(size, dtype=torch.uint8)
-        self.on_device.add(memory)
-        return memory
+    def _allocating(self, function):
+        def allocate(*arguments, device=None, pin_memory=False, **options):
+            if pin_memory:
+                if self.locked is None:
+                    raise RuntimeError("CUDA error: out of memory\nMore lines.")
+                return self._lock(function(*arguments, **options))
+            if getattr(device, "type", device) == "cuda":
+                if self.has_error:  # as a kernel does
+                    self.has_error = False
+                    raise RuntimeError("CUDA error: invalid argument")
+                device = CPU
+            memory = function(*arguments, device=device, **options)
+            if memory.nbytes > self.device_bytes:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return memory
 
-    def _copy(self, targets: Any, sources: Any, sizes: Any, *_: Any) -> tuple[int]:
-        on_device = {memory.data_ptr(): len(memory) for memory in self.on_device}
-        for target, source, size in zip(targets, sources, sizes, strict=True):
-            self.copied_from_pages += _holds(self.pages, source, size)
-            self.copied_from_page_locked += _holds(self.page_locked, source, size)
-            self.copied_on_device += _holds(on_device, source, size)
-            assert _holds(self.pages | self.page_locked | on_device, source, size)
-            ctypes.memmove(target, source, size)
-        return (0,)
+        return allocate
 
-    def feed(
-        self,
-        shards: Shards,
-        name: str = "disk",
-        *,
-        limit: float = math.inf,
-        resident: int = 0,
-        rows: Any = None,
-    ) -> PageCacheFeed:
-        """Return a feed of some rows of an array, by default of all, with limits of memory."""
-        row = np.arange(len(shards)) if rows is None else np.array(rows, np.int64)
-        (claim,) = claim_all([(shards, plan_for_rows(shards, np.unique(row)))], limit)
-        hold_on_device([claim], resident, self.device)
-        copies = BatchedCopies(self.device, shards.array.row_bytes)
-        samples = Samples(shards, row, ())
-        return PageCacheFeed(
-            name,
-            samples,
-            self.device,
-            copies,
-            claim=claim,
-            buffers=2,
-            may_hold_nothing=name == "disk",
-        )
+    def _lock(self, like):
+        """Return page-locked memory of the shape and dtype of a tensor."""
+        memory = np.full(max(1, like.nbytes), 0xA5, np.uint8)
+        view = memory[:]
+        self.locked[memory.ctypes.data] = memory.size
+        # As in BufferPool: no tensor reaches the memory once the view dies.
+        weakref.finalize(view, self._unlock, memory).atexit = False
+        return torch.from_numpy(view)[: like.nbytes].view(like.dtype).view(like.shape)
 
-    def fetch(self, feed: PageCacheFeed, samples: Any) -> np.ndarray:
-        """Return the pixels of a batch."""
-        (pixels,) = feed.prepare(np.array(samples))(0, len(samples))()
-        return pixels.numpy()
+    def _unlock(self, memory):
+        del self.locked[memory.ctypes.data]
+        memory[:] = 0x5A
 
-    def wait(self, feed: PageCacheFeed) -> None:
-        """Wait until no more rows will be held."""
-        feed._held._thread.join(30)
-        assert feed._held.is_complete()
+    def _register(self, address, size, flags):
+        pages, is_portable_and_read_only = self.pages.copy().items(), flags == 1 | 8
+        overlaps = any(start < address + size and address < start + n for start, n in pages)
+        is_wrong = address % PAGE or overlaps or not is_portable_and_read_only
+        if is_wrong or not self.may_register(size):
+            self.has_error = True
+            return 712
+        self.pages[address] = size
+        return 0
+
+    def _unregister(self, address):
+        if self.pages.pop(address, None) is None:
+            self.faults.append("what is not registered was unregistered")
+
+    def _copy_one(self, target, source, size, stream):
+        assert stream.value == Stream.cuda_stream
+        return self._copy([target.value], [source.value], [size.value])
+
+    def _copy_all(self, targets, sources, sizes, count, attributes, first, number, stream):
+        assert stream.value == Stream.cuda_stream
+        assert attributes._obj.source_access_order == 1  # in the order of the stream
+        assert (first._obj.value, number.value) == (0, 1)
+        arrays = (targets, sources, sizes)
+        lists = [list((ctypes.c_int64 * count.value).from_address(a.value)) for a in arrays]
+        return self._copy(*lists)
+
+    def _copy_all_and_say_what_failed(self, *arguments):
+        *arguments, failed, stream = arguments
+        assert isinstance(failed._obj, ctypes.c_size_t)
+        return self._copy_all(*arguments, stream)
+
+    def _copy(self, *lists):
+        if self.status:
+            return self.status
+        with self._copying:
+            self._queue += zip(*lists, strict=True)
+            if not self.is_slow:
+                self.finish()
+        return 0
+
+    def finish(self):
+        """Copy what was asked for."""
+        with self._copying:
+            queue, self._queue = self._queue, []
+            self._finished += len(queue)
+            for target, source, size in queue:
+                is_in_pages = _has(self.pages, source, size)
+                if not is_in_pages and not _has(self.locked, source, size):
+                    self.faults.append(f"{size} bytes were copied out of unreadable memory")
+                    continue
+                self.from_pages += size * is_in_pages
+                self.from_locked += size * (not is_in_pages)
+                ctypes.memmove(target, source, size)
+
+    @property
+    def registered_bytes(self):
+        """How many bytes of files are registered."""
+        return sum(self.pages.copy().values())
+
+    def registered_bytes_of(self, path):
+        """Return how many bytes from a file's beginning on are registered without a gap."""
+        maps = Path("/proc/self/maps").read_text()
+        start = re.search(rf"^([0-9a-f]+)-\S+ r--s .* {re.escape(str(path))}$", maps, re.MULTILINE)
+        if start is None:
+            return 0
+        first = address = int(start[1], 16)
+        while address in self.pages:
+            address += self.pages[address]
+        return address - first
+
+    def feed(self, samples, cache_bytes=None, *, name="dma"):
+        """Return the feed with a name."""
+        samples = [samples] if isinstance(samples, Samples) else samples
+        feed, _ = choose_feed(name, samples, CUDA, cache_bytes=cache_bytes)
+        self._feeds.add(feed)
+        return feed
+
+    def wait(self):
+        """Wait until no thread brings in rows any more."""
+        for thread in threading.enumerate():
+            if thread.name == "memload-fill":
+                thread.join(30)
+                assert not thread.is_alive()
 
 
-def _holds(memory: dict[int, int], address: int, size: int) -> bool:
+class Stream:
+    """A CUDA stream. There is only one."""
+
+    cuda_stream = 77
+
+    def __init__(self, cuda):
+        self._cuda = cuda
+
+    def synchronize(self):
+        self._cuda.finish()
+
+    def wait_event(self, event):
+        pass
+
+    def wait_stream(self, stream):
+        pass
+
+
+class Event:
+    """A CUDA event: it has happened once the copies before it are over."""
+
+    def __init__(self, cuda):
+        self._cuda, self._copies = cuda, 0
+
+    def record(self, stream=None):
+        self._copies = self._cuda._finished + len(self._cuda._queue)
+
+    def query(self):
+        return self._cuda._finished >= self._copies
+
+    def synchronize(self):
+        if not self.query():
+            self._cuda.finish()
+
+
+def _has(memory, address, size):
     """Return whether a part of memory lies in one of several, by address and size."""
-    return any(start <= address <= start + held - size for start, held in memory.items())
+    parts = memory.copy().items()  # other threads change it
+    return any(start <= address and address + size <= start + n for start, n in parts)
+
+
+@pytest.fixture(scope="session")
+def new_cuda():
+    """The class of contexts that replace CUDA."""
+    return FakeCuda
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """CUDA without a device. Fails a test that leaves memory behind."""
-    fake = FakeCuda()
-    for module in (page_locked, registered):
-        monkeypatch.setattr(module, "register", fake.register)
-        monkeypatch.setattr(module, "unregister", fake.unregister)
-    monkeypatch.setattr(device_rows, "_allocate", fake.allocate)
-    monkeypatch.setattr(windows, "WINDOW_BYTES", 2 * 4096)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
-    monkeypatch.setattr(torch.cuda, "Event", _Event)
-    stream = Stream()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake.driver))
+def cuda(request):
+    """CUDA without a device, until the end of the test."""
+    failed_before = request.session.testsfailed
+    fake = FakeCuda().__enter__()
     yield fake
-    if fake.pages or fake.page_locked or fake.on_device:
-        gc.collect()  # takes 0.2 s
-    assert not [*fake.pages, *fake.page_locked, *fake.on_device]
+    fake.end(has_failed=request.session.testsfailed > failed_before)
 
 
-class _Event:
-    """A CUDA event that has happened."""
-
-    def __init__(self, **_: Any) -> None:
-        pass
-
-    def record(self, stream: Stream) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
+def _samples(index, name="image", row=None, columns=None):
+    shards = Shards(Index.read(index.path), name)
+    row = np.arange(len(shards)) if row is None else np.array(row, np.int64)
+    return Samples(shards, row, [] if columns is None else columns)
 
 
-@pytest.fixture
-def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
-    """Page-locked memory, address and size, without CUDA."""
-    memory: dict[int, int] = {}
-
-    def register(address: int, size: int, flags: int) -> None:
-        memory[address] = size
-
-    monkeypatch.setattr(page_locked, "register", register)
-    monkeypatch.setattr(page_locked, "unregister", memory.pop)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "Event", _Event)
-    yield memory
-    gc.collect()  # the tracebacks of errors that were expected
-    assert not memory
+@pytest.fixture(scope="session")
+def samples_of():
+    """A function that opens the rows of an array, by default all: ``(index, name, row, columns)``."""
+    return _samples
 
 
-@pytest.fixture
-def open_shards(make_dataset: Callable[..., Index]) -> Callable[[], Shards]:
-    """A function that opens twenty rows of 3,000 bytes in each of two shards of 8 windows."""
-    path = make_dataset(rows=(20, 20), shape=(10, 100, 3)).path
-    return lambda: Shards(Index.read(path))
+def _fetch(feed, samples):
+    samples = np.array(samples, np.int64)
+    return feed.prepare(samples).begin(0, len(samples)).fetch()
 
 
-@pytest.fixture
-def cached_pages(tmp_path: Path) -> Callable[[Path], list[bool]]:
-    """Returns which pages of a file are in the page cache. Skips where there is no telling."""
-    probe = tmp_path / "probe"
-    probe.write_bytes(bytes(4 * PAGE))
-    drop_pages(probe)
-    if any(look_for_pages(probe)):
-        pytest.skip("the file system does not drop pages")
-    return look_for_pages
+@pytest.fixture(scope="session")
+def fetch():
+    """A function that fetches a batch of some samples."""
+    return _fetch
+
+
+class Reads:
+    """What is read from files by `os.preadv`, past the page cache or through it. A context.
+
+    ``direct`` says what becomes of reads past the page cache: "allowed" or "refused" as by tmpfs of
+    old kernels; "failing" or "short" when rows are read.
+    """
+
+    def __init__(self, direct="allowed"):
+        self.how, self.direct, self.through_cache = direct, [], []
+        self._lengths = itertools.cycle([PAGE, 0, 3, PAGE + 1])
+
+    def __enter__(self):
+        self._patches = pytest.MonkeyPatch()
+        self._open, self._preadv = os.open, os.preadv
+        self._patches.setattr(os, "open", self.open)
+        self._patches.setattr(os, "preadv", self.preadv)
+        return self
+
+    def __exit__(self, *_):
+        self._patches.undo()
+
+    def open(self, path, flags, *arguments, **options):
+        if flags & os.O_DIRECT and self.how == "refused":
+            raise OSError(22, "Invalid argument")
+        return self._open(path, flags, *arguments, **options)
+
+    def preadv(self, descriptor, buffers, offset):
+        (buffer,) = buffers
+        size, read = len(memoryview(buffer)), self._preadv
+        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            self.through_cache.append((offset, size))
+            return read(descriptor, buffers, offset)
+        if isinstance(buffer, mmap.mmap):  # the trial when a file is opened
+            return read(descriptor, buffers, offset)
+        address = np.frombuffer(buffer, np.uint8).ctypes.data
+        assert not any(number % PAGE for number in (address, offset, size))
+        if self.how == "failing":
+            raise OSError(5, "Input/output error")
+        self.direct.append((offset, size))
+        count = read(descriptor, buffers, offset)
+        if self.how == "short":
+            count = min(count, next(self._lengths))
+            memoryview(buffer)[count:] = bytes(size - count)
+        return count
+
+
+@pytest.fixture(scope="session")
+def reads():
+    """The class of contexts that tell what is read, and may let reads fail."""
+    return Reads

@@ -1,514 +1,368 @@
-"""The feeds dma and disk hold rows in registered page cache, and read the others from the files."""
+"""What is held in RAM: how much, by whom, until when, and what happens if it cannot be."""
 
-import itertools
-import logging
-import math
+import errno
+import gc
 import os
 import threading
-import weakref
-from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from memload import FeedError, FormatError, Index
-from memload.feeds import held, limits, resident, row_reader
-from memload.feeds.budget import claim_all, claimed_bytes
-from memload.feeds.interface import Samples
-from memload.feeds.limits import MemoryLimits
-from memload.feeds.registered import shared_file
-from memload.feeds.resident import ResidentFeed
-from memload.feeds.windows import plan_for_rows
-from memload.storage.shards import Shards
+from memload import FormatError, Loader, MemloadError
+from memload.feeds import held
 
-ORDER = np.random.default_rng(0).permutation(40)
+PAGE = 4096
+#: Shards of 20 and 10 rows of 3,000 bytes, and the size of their files.
+ROWS, SHAPE = (20, 10), (10, 100, 3)
+SIZE = 2 * 4096 + 30 * 3000
 
 
-def stored(shards: Shards) -> np.ndarray:
-    return np.concatenate(shards.maps)
+@pytest.fixture
+def index(make_dataset):
+    return make_dataset(rows=ROWS, shape=SHAPE)
 
 
-@pytest.mark.parametrize("name", ["dma", "disk"])
-def test_all_rows_come_from_registered_pages_if_they_fit(
-    name: str, cuda: Any, open_shards: Callable[[], Shards]
-) -> None:
-    shards = open_shards()
-    feed = cuda.feed(shards, name)
-    cuda.wait(feed)
-    np.testing.assert_array_equal(cuda.fetch(feed, ORDER), stored(shards)[ORDER])
-    assert sum(cuda.pages.values()) == 2 * 64_096
-    assert not cuda.copied_from_page_locked
-    counts = feed.counts()
-    assert (counts.rows, counts.rows_held, counts.rows_to_hold) == (40, 40, 40)
-    assert (counts.served, counts.hits, counts.bytes_read, counts.problem) == (40, 40, 0, "")
-    feed.close()
+@pytest.fixture
+def pixels(index):
+    return np.concatenate([np.load(index.path.parent / s.file) for s in index.image.shards])
+
+
+@pytest.fixture
+def reading(monkeypatch):
+    """What the thread that fills reads: it waits until ``may_read`` is set."""
+    state = SimpleNamespace(may_read=threading.Event(), sizes=[])
+    fault_in = held.fault_in
+
+    def read(address, size):
+        assert state.may_read.wait(30)
+        state.sizes.append(size)
+        fault_in(address, size)
+
+    monkeypatch.setattr(held, "fault_in", read)
+    yield state
+    state.may_read.set()
+
+
+# The budget of a process.
+
+
+def test_feeds_of_one_file_hold_it_once_until_the_last_is_closed(
+    index, pixels, samples_of, fetch, cuda
+):
+    one = cuda.feed(samples_of(index))
+    cuda.wait()
+    pages = dict(cuda.pages)
+    assert cuda.registered_bytes == SIZE
+    other = cuda.feed(samples_of(index), SIZE)  # none of which is free, or needed
+    cuda.wait()
+    assert cuda.pages == pages
+    one.close()
+    del one
+    assert cuda.pages == pages
+    np.testing.assert_array_equal(fetch(other, range(30))[0].numpy(), pixels)
+    assert (other.name, other.counts().hits) == ("dma", 30)
+    other.close()
+    del other
     assert not cuda.pages
-    assert not claimed_bytes()
 
 
-def test_rows_beyond_the_budget_come_through_page_locked_memory(
-    cuda: Any, open_shards: Callable[[], Shards]
-) -> None:
-    shards = open_shards()
-    feed = cuda.feed(shards, limit=5 * 4096)
-    cuda.wait(feed)
-    np.testing.assert_array_equal(cuda.fetch(feed, ORDER), stored(shards)[ORDER])
-    assert sum(cuda.pages.values()) == 5 * 4096
-    assert cuda.copied_from_pages == 5 + 2  # rows 0 to 4 end before byte 20,480; two are in parts
-    assert cuda.copied_from_page_locked == 35
-    counts = feed.counts()
-    assert (counts.rows_held, counts.rows_to_hold, counts.served, counts.hits) == (5, 5, 40, 5)
-    assert counts.bytes_read > 0
-    feed.close()
-    assert not cuda.page_locked
-
-
-@pytest.mark.parametrize(
-    ("limit", "rows_held"),
-    [(0, 0), (4096, 0), (8192, 1), (30_000, 3), (100_000, 5), (math.inf, 5)],
-)
-def test_batches_of_a_subset_are_exact_with_any_budget(
-    limit: float, rows_held: int, cuda: Any, open_shards: Callable[[], Shards]
-) -> None:
-    shards = open_shards()
-    feed = cuda.feed(shards, limit=limit, rows=[7, 33, 7, 19, 20, 0])
-    for samples in ([0, 1, 2, 3, 4, 5], [4], [5, 5, 2]):
-        expected = stored(shards)[np.array([7, 33, 7, 19, 20, 0])[samples]]
-        np.testing.assert_array_equal(cuda.fetch(feed, samples), expected)
-        cuda.wait(feed)
-    counts = feed.counts()
-    assert counts.rows == 5
-    assert counts.rows_held == counts.rows_to_hold == rows_held
-    feed.close()
-
-
-def test_a_chunk_that_was_prepared_early_is_served_while_rows_are_brought_in(
-    cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = open_shards()
-    may_read = threading.Event()
-    read = held._Filler._register_windows
-
-    def wait_and_read(filler: Any) -> None:
-        may_read.wait(30)
-        read(filler)
-
-    monkeypatch.setattr(held._Filler, "_register_windows", wait_and_read)
-    feed = cuda.feed(shards)
-    assert (feed.counts().rows_held, feed.counts().rows_to_hold) == (0, 40)
-    begin = feed.prepare(ORDER)
-    first = begin(0, 10)
-    may_read.set()
-    cuda.wait(feed)
-    for start, fetch in ((0, first), (10, begin(10, 20)), (20, begin(20, 30))):
-        (pixels,) = fetch()
-        np.testing.assert_array_equal(pixels.numpy(), stored(shards)[ORDER[start : start + 10]])
-    assert (feed.counts().served, feed.counts().hits) == (30, 20)
-    feed.close()
-
-
-def test_the_rows_of_an_npy_file_begin_behind_its_own_header(
-    make_dataset: Callable[..., Index], add_array: Callable[..., Index], cuda: Any
-) -> None:
-    values = np.random.default_rng(0).random((10, 375))  # 3,000 bytes
-    index = add_array(make_dataset(rows=(10,)), "features", values, "npy")
-    for limit in (math.inf, 8192):
-        feed = cuda.feed(Shards(index, "features"), limit=limit)
-        cuda.wait(feed)
-        assert sum(cuda.pages.values()) == min(limit, 128 + 30_000)
-        rows = [2, 9, 0, 5]  # rows 2 and 5 lie in two windows: 2 from byte 6,128 to 9,128
-        np.testing.assert_array_equal(cuda.fetch(feed, rows), values[rows])
+def test_feeds_of_other_files_share_the_budget_which_is_free_again_after_closing(
+    make_dataset, samples_of, cuda
+):
+    paths = [make_dataset(f"{name}.bin", rows=ROWS, shape=SHAPE) for name in "abc"]
+    budget = SIZE * 3 // 2
+    first, second, third = (cuda.feed(samples_of(path), budget) for path in paths)
+    cuda.wait()
+    assert [feed.name for feed in (first, second, third)] == ["dma", "disk", "disk"]
+    assert [feed.counts().rows_held for feed in (first, third)] == [30, 0]
+    assert 10 < second.counts().rows_held <= 15
+    assert budget - 3 * PAGE < cuda.registered_bytes <= budget
+    first.close()
+    del first
+    assert cuda.registered_bytes <= budget - SIZE
+    again = cuda.feed(samples_of(paths[2]), budget)  # which the third feed holds nothing of
+    cuda.wait()
+    assert again.counts().rows_held == third.counts().rows_held > 20
+    assert budget - 4 * PAGE < cuda.registered_bytes <= budget
+    for feed in (second, third, again):
         feed.close()
 
 
-def test_feeds_share_registered_windows_and_the_last_one_gives_them_back(
-    cuda: Any, open_shards: Callable[[], Shards]
-) -> None:
-    one, other = cuda.feed(open_shards(), rows=[0]), cuda.feed(open_shards(), rows=[0, 19])
-    cuda.wait(one)
-    cuda.wait(other)
-    assert len(cuda.pages) == 2  # row 19 lies in the last window alone
-    one.close()
-    assert len(cuda.pages) == 2
-    other.close()
+def test_a_file_of_which_nothing_was_held_is_held_for_a_later_feed_with_more(
+    index, pixels, samples_of, fetch, cuda
+):
+    poor = cuda.feed(samples_of(index), 0)
+    assert fetch(poor, [4])[0].numpy().tolist() == pixels[[4]].tolist()
+    assert (poor.name, poor.counts().hits) == ("disk", 0)
+    rich = cuda.feed(samples_of(index), SIZE)
+    cuda.wait()
+    np.testing.assert_array_equal(fetch(poor, range(30))[0].numpy(), pixels)
+    assert (poor.name, poor.counts().hits) == ("dma", 30)
+    rich.close()
+    poor.close()
+
+
+@pytest.mark.parametrize("is_iterated", [False, True])
+def test_a_loader_that_is_dropped_lets_its_pages_go(index, cuda, is_iterated):
+    loader = Loader(index.path, 4, feed="dma")
+    batches = iter(loader)
+    if is_iterated:
+        next(batches)
+    cuda.wait()
+    assert cuda.pages
+    del loader
+    if is_iterated:
+        assert cuda.pages
+        assert len(next(batches).images) == 4
+    del batches
+    gc.collect()
     assert not cuda.pages
 
 
-def test_a_feed_that_needs_more_of_a_window_than_another_one_has_registered(
-    cuda: Any, open_shards: Callable[[], Shards]
-) -> None:
-    shards = open_shards()
-    small = cuda.feed(open_shards(), limit=3 * 4096)
-    cuda.wait(small)
-    large = cuda.feed(shards, "dma")
-    cuda.wait(large)
-    np.testing.assert_array_equal(cuda.fetch(large, ORDER), stored(shards)[ORDER])
-    assert 30 < large.counts().rows_held == large.counts().rows_to_hold < 40
-    assert large.counts().hits == large.counts().rows_held
-    small.close()
-    large.close()
-
-
-def test_what_stays_registered_for_another_loader_counts_after_a_loader_is_closed(
-    cuda: Any, open_shards: Callable[[], Shards]
-) -> None:
-    large, small = cuda.feed(open_shards()), cuda.feed(open_shards(), rows=[0])
-    cuda.wait(large)
-    cuda.wait(small)
-    large.close()
-    assert sum(cuda.pages.values()) == claimed_bytes() == 64_096  # of the file that both use
-    small.close()
-    assert not cuda.pages
-    assert not claimed_bytes()
-
-
-def test_a_feed_keeps_no_second_descriptor_for_what_it_registers(
-    cuda: Any, open_shards: Callable[[], Shards]
-) -> None:
-    shards = open_shards()
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    files = [
-        shared_file(path, descriptor, 64_096)
-        for path, descriptor in zip(shards.paths, shards.descriptors, strict=True)
-    ]
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-    assert bytes(files[1].bytes[4096:7096]) == shards.maps[1][0].tobytes()
-
-
-# What fails.
-
-
-def test_the_rows_are_served_whatever_ends_the_thread(
-    cuda: Any,
-    open_shards: Callable[[], Shards],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(file: Any, window: int, size: int, device: Any) -> int:
-        raise RuntimeError("CUDA error: unknown")
-
-    monkeypatch.setattr(held.RegisteredFile, "register", fail)
-    shards = open_shards()
-    feed = cuda.feed(shards, "dma")
-    cuda.wait(feed)
-    np.testing.assert_array_equal(cuda.fetch(feed, ORDER), stored(shards)[ORDER])
-    counts = feed.counts()
-    assert (counts.rows_held, counts.rows_to_hold, counts.hits) == (0, 0, 0)
-    assert counts.problem == caplog.records[0].getMessage()
-    assert "RuntimeError('CUDA error: unknown')" in counts.problem
+def test_each_file_is_held_from_its_beginning_by_the_same_share(index, samples_of, cuda):
+    feed = cuda.feed(samples_of(index), SIZE // 2)
+    cuda.wait()
+    for number, shard in enumerate(index.image.shards):
+        share = cuda.registered_bytes_of(feed.samples.shards.paths[number]) / shard.bytes
+        assert share == pytest.approx(0.5, abs=PAGE / shard.bytes)
     feed.close()
 
 
-def test_disk_serves_without_registered_pages_and_says_why(
-    cuda: Any, open_shards: Callable[[], Shards], caplog: pytest.LogCaptureFixture
-) -> None:
-    cuda.limit = 0
-    shards = open_shards()
-    feed = cuda.feed(shards)
-    cuda.wait(feed)
-    np.testing.assert_array_equal(cuda.fetch(feed, ORDER), stored(shards)[ORDER])
+# What stops it.
+
+
+def warnings_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_when_ram_runs_short_no_more_is_held_and_a_warning_says_why(
+    index, pixels, samples_of, fetch, cuda, caplog
+):
+    left = iter([10**9, 200_000])  # when the budget is made, and when the feed is: 50,000 must stay
+    cuda.available_memory = lambda: next(left, 100_000)
+    feed = cuda.feed(samples_of(index))
+    cuda.wait()
+    # Pages that are registered are among those 100,000.
+    assert 50_000 <= 100_000 - cuda.registered_bytes < 50_000 + 2 * PAGE
     counts = feed.counts()
-    assert (counts.rows_held, counts.rows_to_hold, counts.hits) == (0, 0, 0)
-    assert "cannot be registered with CUDA" in counts.problem
-    assert [record.getMessage() for record in caplog.records] == [counts.problem]
-    assert not claimed_bytes()
-    feed.close()
-    with pytest.raises(FeedError, match="cannot be registered with CUDA"):
-        cuda.feed(shards, "dma")
-
-
-@pytest.mark.parametrize("name", ["dma", "disk"])
-def test_if_a_window_cannot_be_registered_its_rows_are_read_past_the_page_cache(
-    name: str,
-    cuda: Any,
-    open_shards: Callable[[], Shards],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept = []
-    begin = row_reader.RowReader.begin
-
-    def note_kept(reader: Any, rows: np.ndarray, are_kept: np.ndarray) -> Any:
-        kept.extend(are_kept.tolist())
-        return begin(reader, rows, are_kept)
-
-    monkeypatch.setattr(row_reader.RowReader, "begin", note_kept)
-    cuda.limit = 3 * 8192
-    shards = open_shards()
-    feed = cuda.feed(shards, name)
-    cuda.wait(feed)
-    np.testing.assert_array_equal(cuda.fetch(feed, ORDER), stored(shards)[ORDER])
-    counts = feed.counts()
-    assert (counts.rows_held, counts.rows_to_hold, counts.hits) == (6, 6, 6)
-    assert kept == [False] * 34
-    assert "CUDA refuses" in counts.problem
-    assert len(caplog.records) == 1
-    assert claimed_bytes() == 3 * 8192
-    feed.close()
-
-
-def test_rows_are_held_only_as_long_as_ram_is_left(
-    cuda: Any,
-    open_shards: Callable[[], Shards],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(held, "available_memory", lambda: 80_000)
-    shards = open_shards()
-    feed = cuda.feed(shards, "dma")
-    cuda.wait(feed)
-    assert sum(cuda.pages.values()) == 7 * 8192  # one more would leave less than 20,000 bytes
-    np.testing.assert_array_equal(cuda.fetch(feed, ORDER), stored(shards)[ORDER])
-    assert feed.counts().problem == (
-        "No more rows are held in RAM than 57.3 kB: 22.7 kB are left, and the next 6.75 kB would "
-        "leave less than 20 kB to other uses. The other rows are read from the disk in every epoch. "
-        "To avoid this warning, free some RAM, or use feed='disk' and cache_bytes of at most 57.3 kB."
+    assert 0 < counts.rows_held == counts.rows_to_hold < 30
+    assert warnings_in(caplog) == [counts.problem]
+    assert (
+        "No more rows are held in RAM, and the others are read: 50.8 kB of RAM are"
+        in counts.problem
     )
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "cache_bytes of at most 49.2 kB" in counts.problem
+    assert feed.name == "disk"
+    np.testing.assert_array_equal(fetch(feed, range(30))[0].numpy(), pixels)
+    assert feed.counts().hits == counts.rows_held
+    # The rest of the budget is free for others.
+    other = cuda.feed(samples_of(index), 10**9)
+    cuda.wait()
+    assert not other.counts().problem
+    other.close()
     feed.close()
 
 
-@pytest.mark.parametrize("cache_bytes", [None, 10**12])
-def test_what_is_planned_by_default_is_held_although_batches_take_ram(
-    cache_bytes: int | None,
-    cuda: Any,
-    open_shards: Callable[[], Shards],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(limits, "available_memory", lambda: 80_000)
-    limit = MemoryLimits(cache_bytes).in_ram("disk").size
-    left = itertools.chain([80_000], itertools.repeat(65_000))  # before and after the first batch
-    monkeypatch.setattr(held, "available_memory", lambda: next(left))
-    feed = cuda.feed(open_shards(), limit=limit)
-    cuda.wait(feed)
-    assert not feed.counts().problem
-    assert sum(cuda.pages.values()) == 9 * 4096  # half of it, in whole pages
+@pytest.mark.parametrize("number", [0, 3])
+def test_pages_that_cannot_be_registered_stop_it(
+    number, index, pixels, samples_of, fetch, cuda, caplog
+):
+    cuda.may_register = lambda size: (
+        size == PAGE or len(cuda.pages) < number
+    )  # the first is a trial
+    feed = cuda.feed(samples_of(index))
+    cuda.wait()
+    assert len(cuda.pages) == number
+    assert warnings_in(caplog) == [feed.counts().problem]
+    assert "cannot be registered with CUDA, perhaps because of its file system" in caplog.text
+    np.testing.assert_array_equal(fetch(feed, range(30))[0].numpy(), pixels)
     feed.close()
 
 
-def test_a_later_loader_leaves_as_much_ram_as_the_first_one(
-    cuda: Any,
-    make_dataset: Callable[..., Index],
-    open_shards: Callable[[], Shards],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(held, "available_memory", lambda: 80_000)  # with what is registered
-    first = cuda.feed(open_shards(), "dma")
-    cuda.wait(first)
-    others = Shards(make_dataset("others.bin", rows=(20,), shape=(10, 100, 3)))
-    second = cuda.feed(others, "dma")
-    cuda.wait(second)
-    assert sum(cuda.pages.values()) == 7 * 8192  # one more would leave less than 20,000 bytes
-    assert first.counts().rows_held > 0
-    assert second.counts().rows_held == 0
-    np.testing.assert_array_equal(cuda.fetch(second, range(20)), stored(others))
-    first.close()
-    second.close()
+def test_a_disk_that_fails_stops_it_and_is_an_error_of_the_rows(
+    index, pixels, samples_of, fetch, cuda, caplog, monkeypatch, failing_reads
+):
+    damaged = samples_of(index).shards.paths[1]
+    fault_in = held.fault_in
 
+    def fail(address, size):
+        if len(cuda.pages) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fault_in(address, size)
 
-def test_what_another_loader_has_registered_needs_no_more_ram(
-    cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = cuda.feed(open_shards())
-    cuda.wait(first)
-    monkeypatch.setattr(held, "available_memory", lambda: 128_193)  # one byte more than it holds
-    second, another = cuda.feed(open_shards()), cuda.feed(open_shards(), rows=[3])
-    for feed in (second, another):
-        cuda.wait(feed)
-        assert feed.counts().rows_held == feed.counts().rows
-        assert not feed.counts().problem
-    first.close()
-    second.close()
-    another.close()
-
-
-def test_a_file_that_was_truncated_or_replaced_before_it_is_registered(
-    make_dataset: Callable[..., Index], cuda: Any
-) -> None:
-    shards = Shards(make_dataset(rows=(10,), shape=(10, 100, 3)))
-    expected = stored(shards).copy()
-    make_dataset("other.bin", rows=(10,), shape=(10, 100, 3), seed=9)
-    path = shards.paths[0]
-    os.link(path, path.with_name("old.bin"))
-    path.with_name("other.bin").replace(path)
-    feed = cuda.feed(shards)
-    cuda.wait(feed)
-    np.testing.assert_array_equal(cuda.fetch(feed, range(10)), expected)
-    os.truncate(path.with_name("old.bin"), 20_000)
-    with pytest.raises(FormatError, match=r"truncated .* 20,000 bytes instead of 34,096"):
-        cuda.fetch(feed, [0])
-    with pytest.raises(FormatError, match=r"truncated .* 20,000 bytes instead of 34,096"):
-        cuda.feed(shards)
+    monkeypatch.setattr(held, "fault_in", fail)
+    feed = cuda.feed(samples_of(index), 4 * PAGE * 2 * 2)
+    cuda.wait()
+    assert len(cuda.pages) == 2
+    assert warnings_in(caplog) == [feed.counts().problem]
+    assert (
+        f"{damaged.with_name('made-00000-of-00002.bin')} cannot be read: Input/output"
+        in caplog.text
+    )
+    inode = damaged.stat().st_ino
+    with failing_reads(lambda descriptor, *_: os.fstat(descriptor).st_ino == inode):
+        np.testing.assert_array_equal(fetch(feed, range(20))[0].numpy(), pixels[:20])
+        pending = feed.prepare(np.arange(30)).begin(0, 30)
+        with pytest.raises(FormatError, match="cannot be read: Input/output error") as caught:
+            pending.fetch()
+        assert caught.value.path == str(damaged)
+        assert pending.is_ready()
+        del caught
+    np.testing.assert_array_equal(fetch(feed, range(30))[0].numpy(), pixels)  # it works again
     feed.close()
 
 
-def test_rows_of_a_window_that_cannot_be_read_are_not_held(
-    cuda: Any,
-    open_shards: Callable[[], Shards],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fault_in = held.RegisteredFile.fault_in
-
-    def fail(file: Any, start: int, size: int) -> None:
-        if start >= 16_384:
-            raise FormatError(f"{file.path} cannot be read: Input/output error.")
-        fault_in(file, start, size)
-
-    monkeypatch.setattr(held.RegisteredFile, "fault_in", fail)
-    shards = open_shards()
-    feed = cuda.feed(shards)
-    cuda.wait(feed)
-    assert "Input/output error" in caplog.text
-    np.testing.assert_array_equal(cuda.fetch(feed, ORDER), stored(shards)[ORDER])
-    assert feed.counts().hits == 4
+@pytest.mark.parametrize("cache_bytes", [None, 0], ids=["held", "read"])
+def test_a_file_truncated_between_batches_is_an_error(cache_bytes, index, samples_of, fetch, cuda):
+    feed = cuda.feed(samples_of(index), cache_bytes)
+    cuda.wait()
+    fetch(feed, range(30))
+    begun = feed.prepare(np.arange(25)).begin(0, 25)
+    while not begun.is_ready():
+        pass
+    path = feed.samples.shards.paths[1]
+    cuda.is_slow = True  # what would be copied is no longer there
+    os.truncate(path, 10_000)
+    for read in (begun.fetch, lambda: fetch(feed, [29])):  # also what was read before
+        with pytest.raises(FormatError, match="was truncated while it was open") as caught:
+            read()
+        assert caught.value.path == str(path)
+    del caught
+    cuda.is_slow = False
+    fetch(feed, [0, 19])  # of the other file
     feed.close()
 
 
-# The pace.
+def test_a_file_truncated_while_it_is_brought_in_stops_that(
+    index, samples_of, cuda, caplog, reading
+):
+    feed = cuda.feed(samples_of(index))
+    os.truncate(feed.samples.shards.paths[0], 4096)
+    reading.may_read.set()
+    cuda.wait()
+    assert "made-00000-of-00002.bin cannot be read: Input/output error" in feed.counts().problem
+    assert cuda.registered_bytes == 0
+    feed.close()
 
 
-@pytest.fixture(autouse=True)
-def no_other_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the readers of tests before, which may be waiting still."""
-    monkeypatch.setattr(held, "_readers", weakref.WeakSet())
+# The thread that fills.
 
 
-class SlowDisk:
-    """A disk that takes a second for each part of 4 KiB, on a clock that otherwise stands.
-
-    It is the reader of rows as well: with ``is_busy``, batches wait for rows all the time.
-    """
-
-    def __init__(self, *, is_busy: bool, clock_runs: bool = True) -> None:
-        self.seconds = 0.0
-        #: When each part was read, and how large it was.
-        self.times: list[float] = []
-        self.sizes: list[int] = []
-        self.is_busy, self.clock_runs = is_busy, clock_runs
-        self.waited = threading.Event()
-        self.idle = SimpleNamespace(wait=self.wait)
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def fault_in(self, start: int, size: int) -> None:
-        self.sizes.append(size)
-        self.times.append(self.seconds)
-        self.seconds += 1
-
-    def wait(self, seconds: float) -> bool:
-        self.waited.set()
-        if self.clock_runs and self.is_busy:
-            self.seconds += seconds
-        return not self.is_busy
-
-    def hold(self, shards: Shards, cuda: Any, monkeypatch: pytest.MonkeyPatch) -> held.HeldRows:
-        """Begin to hold the first shard, which is read from this disk."""
-        monkeypatch.setattr(held, "time", self)
-        monkeypatch.setattr(held, "_STEP_BYTES", 4096)
-        monkeypatch.setattr(held.RegisteredFile, "fault_in", self.fault_in)
-        (claim,) = claim_all([(shards, plan_for_rows(shards, np.arange(20)))], math.inf)
-        reader: Any = self
-        return held.HeldRows(shards, claim, cuda.device, reader)
+def test_it_ends_with_the_feed_after_the_step_that_it_is_at(
+    index, samples_of, cuda, reading, monkeypatch
+):
+    monkeypatch.setattr(held, "_STEP_BYTES", PAGE)
+    feed = cuda.feed(samples_of(index))
+    with ThreadPoolExecutor(1) as thread:
+        closing = thread.submit(feed.close)
+        assert feed._filler._stop.wait(30)
+        reading.may_read.set()
+        closing.result(30)
+    assert (reading.sizes, cuda.pages) in (([PAGE], {}), ([], {}))
 
 
-def test_files_are_read_at_once_while_no_batch_waits_for_rows(
-    cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, count = SlowDisk(is_busy=False), itertools.count()
-    monkeypatch.setattr(held, "disk_reads", lambda: next(count))
-    rows = disk.hold(open_shards(), cuda, monkeypatch)
-    rows._thread.join(30)
-    assert rows.is_complete()
-    assert disk.times == list(range(16))
-    assert max(disk.sizes) == 4096
-    rows.close()
+def test_threads_that_bring_in_the_same_file_register_each_page_once(
+    index, samples_of, cuda, monkeypatch
+):
+    together, fault_in = threading.Barrier(3), held.fault_in
+
+    def read(address, size):
+        if not cuda.pages:
+            together.wait(30)
+        fault_in(address, size)
+
+    monkeypatch.setattr(held, "fault_in", read)
+    feeds = [cuda.feed(samples_of(index)) for _ in range(3)]
+    cuda.wait()
+    assert cuda.registered_bytes == SIZE  # a page that is registered twice is a fault
+    for feed in feeds:
+        assert (feed.counts().rows_held, feed.counts().problem) == (30, "")
+        feed.close()
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_files_are_read_for_a_twentieth_of_the_time_while_batches_wait_for_rows(
-    ranks: int, cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))  # of one host, which share the twentieth
-    disk, count = SlowDisk(is_busy=True), itertools.count()
-    monkeypatch.setattr(held, "disk_reads", lambda: next(count))
-    rows = disk.hold(open_shards(), cuda, monkeypatch)
-    rows._thread.join(30)
-    assert rows.is_complete()
-    assert disk.times == pytest.approx([20 * ranks * part for part in range(16)], abs=0.2 * 16)
-    rows.close()
+@pytest.mark.parametrize("where", ["disk", "RAM"])
+@pytest.mark.parametrize("rows_are_waited_for", [True, False])
+def test_it_leaves_the_disk_to_rows_that_are_waited_for(
+    where, rows_are_waited_for, index, samples_of, fetch, cuda, monkeypatch, reads
+):
+    """It pauses after each step that has read from the disk, for three times as long."""
+    pauses, seconds, disk_reads = [], iter(range(10**6)), iter(range(10**6))
 
+    class Event(threading.Event):
+        def wait(self, timeout=None):
+            pauses.append(timeout)
+            return False
 
-def test_files_are_read_slowly_also_while_another_loader_waits_for_rows(
-    cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, other, count = SlowDisk(is_busy=True), SlowDisk(is_busy=False), itertools.count()
-    monkeypatch.setattr(held, "disk_reads", lambda: 7)  # the other Loader finds all in RAM
-    others_rows = other.hold(open_shards(), cuda, monkeypatch)
-    others_rows._thread.join(30)
-    disk.idle, other.idle = other.idle, disk.idle
-    monkeypatch.setattr(held, "disk_reads", lambda: next(count))
-    rows = disk.hold(open_shards(), cuda, monkeypatch)
-    rows._thread.join(30)
-    assert disk.times == pytest.approx([20 * part for part in range(16)], abs=0.2 * 16)
-    rows.close()
-    others_rows.close()
+    events = SimpleNamespace(**{**vars(threading), "Event": Event})
+    monkeypatch.setattr(held, "threading", events)
+    monkeypatch.setattr(held, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    monkeypatch.setattr(held, "_STEP_BYTES", PAGE)
+    monkeypatch.setattr(held, "disk_reads", lambda: next(disk_reads) if where == "disk" else 0)
+    may_read, may_fill, fault_in = threading.Event(), threading.Event(), held.fault_in
 
+    def wait_to_fill(address, size):
+        assert may_fill.wait(30)
+        fault_in(address, size)
 
-def test_what_is_in_ram_already_is_brought_in_without_pauses(
-    cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = SlowDisk(is_busy=True)
-    monkeypatch.setattr(held, "disk_reads", lambda: 7)
-    rows = disk.hold(open_shards(), cuda, monkeypatch)
-    rows._thread.join(30)
-    assert disk.times == list(range(9))
-    assert disk.sizes == [4096, 4096, *[8192] * 6, 64_096 - 7 * 8192]
-    assert not disk.waited.is_set()
-    rows.close()
+    monkeypatch.setattr(held, "fault_in", wait_to_fill)
+    read = os.preadv
 
+    def wait_to_read(*arguments):
+        assert may_read.wait(30)
+        return read(*arguments)
 
-@pytest.mark.parametrize("end", ["close", "drop"])
-def test_the_thread_ends_with_what_it_reads_for(
-    end: str, cuda: Any, open_shards: Callable[[], Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, count = SlowDisk(is_busy=True, clock_runs=False), itertools.count()
-    monkeypatch.setattr(held, "disk_reads", lambda: next(count))
-    rows = disk.hold(open_shards(), cuda, monkeypatch)
-    thread = rows._thread
-    assert disk.waited.wait(30)  # without an end, it would wait for ever
-    if end == "close":
-        rows.close()
+    feed = cuda.feed(samples_of(index))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", wait_to_read)
+        rows = feed.prepare(np.arange(30)).begin(0, 30) if rows_are_waited_for else None
+        may_fill.set()
+        cuda.wait()
+        may_read.set()
+        if rows:
+            rows.fetch()
+    assert cuda.registered_bytes == SIZE
+    if where == "disk" and rows_are_waited_for:
+        assert pauses == [held._PAUSE] * sum(
+            -(-shard.bytes // PAGE) for shard in index.image.shards
+        )
     else:
-        del rows
-    thread.join(30)
-    assert not thread.is_alive()
-    assert disk.times == [0]
-    assert not cuda.pages
+        assert not pauses
+    feed.close()
 
 
-def test_resident_copies_files_with_little_memory_registered(
-    make_dataset: Callable[..., Index], cuda: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = Shards(make_dataset(rows=(20, 20), shape=(10, 100, 3)))
-    most = 0
-    register = cuda.register
+def test_steps_grow_while_pages_are_in_ram(index, samples_of, cuda, monkeypatch, reading):
+    monkeypatch.setattr(held, "WINDOW_BYTES", 8 * PAGE)
+    monkeypatch.setattr(held, "_STEP_BYTES", PAGE)
+    monkeypatch.setattr(held, "_THREADS", 1)
+    monkeypatch.setattr(held, "disk_reads", lambda: 0)
+    feed = cuda.feed(samples_of(index), 16 * PAGE)
+    reading.may_read.set()
+    cuda.wait()
+    assert reading.sizes[:4] == [PAGE, 2 * PAGE, 4 * PAGE, PAGE]
+    feed.close()
 
-    def note(address: int, size: int, flags: int) -> None:
-        nonlocal most
-        register(address, size, flags)
-        most = max(most, sum(cuda.pages.values()))
 
-    monkeypatch.setattr("memload.feeds.registered.register", note)
-    monkeypatch.setattr(resident, "require_cuda", lambda name, device: None)
-    samples = Samples(shards, np.arange(40), ())
-    feed = ResidentFeed(samples, torch.device("cpu"), num_threads=1)
-    (pixels,) = feed.prepare(ORDER)(0, 40)()
-    np.testing.assert_array_equal(pixels.numpy(), stored(shards)[ORDER])
-    assert 0 < most <= 2 * 8192
+def test_no_thread_can_be_started(index, samples_of, cuda, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(MemloadError, match=r"No thread can be started: .*, or use feed='pinned'"):
+        cuda.feed(samples_of(index))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_leaves_the_pages_to_its_parent(index, pixels, samples_of, fetch, cuda):
+    feed = cuda.feed(samples_of(index))
+    cuda.wait()
+    before = dict(cuda.pages)
+    child = os.fork()
+    if not child:
+        feed.close()
+        del feed
+        os._exit(0 if cuda.pages == before and not cuda.faults else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    np.testing.assert_array_equal(fetch(feed, range(30))[0].numpy(), pixels)
     feed.close()

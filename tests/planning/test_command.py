@@ -260,8 +260,8 @@ def test_another_machine_is_asked_about(
 ) -> None:
     # Where temporary files are in RAM, no file can be read past the page cache.
     monkeypatch.setattr(prediction, "measure_disk", lambda *_: DiskRates(1e9, 1e9, True))
-    options = ["--cores", "64", "--ram", "20kB", "--gpu-memory", "20kB"]
-    facts = facts_of(run, folder, "--size", "16", *options)
+    options = ["--cores", "64", "--ram", "200kB", "--gpu-memory", "20kB"]
+    facts = facts_of(run, folder, "--size", "64", *options)
     assert (facts["feed"], facts["later_epochs_bound"]) == ("disk", "disk")
     assert facts_of(run, folder, "--size", "16", "--gpu-memory", "0")["feed"] == "cpu"
     done = run("plan", folder, "--size", "16", *options)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from memload.planning import disk
-from memload.storage.file_reads import DirectFile
 
 FILE_BYTES = 3 << 20
 
@@ -32,7 +31,7 @@ def test_what_is_written_and_read_in_a_second_is_the_rate_of_a_tenth_of_the_disk
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, blocks: int
 ) -> None:
     has_free(monkeypatch, free)
-    monkeypatch.setattr(disk, "open_direct", lambda file: DirectFile(os.dup(file), 4096))
+    monkeypatch.setattr(disk, "open_direct", os.dup)
     assert disk.measure_disk(tmp_path, 1 << 20) == (blocks << 20, blocks << 20, True)
     assert list(tmp_path.iterdir()) == []
 
@@ -40,14 +39,14 @@ def test_what_is_written_and_read_in_a_second_is_the_rate_of_a_tenth_of_the_disk
 def test_as_much_is_read_at_a_time_as_a_row_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "open_direct", lambda file: DirectFile(os.dup(file), 4096))
+    monkeypatch.setattr(disk, "open_direct", os.dup)
     reads: list[tuple[int, int]] = []
 
-    def read(descriptor: int, memory: memoryview, start: int) -> int:
-        reads.append((start, len(memory)))
-        return len(memory)
+    def read(descriptor: int, memory: list[memoryview], start: int) -> int:
+        reads.append((start, len(memory[0])))
+        return len(memory[0])
 
-    monkeypatch.setattr(disk, "read_direct", read)
+    monkeypatch.setattr(os, "preadv", read)
     # Rows of 5,000 bytes lie in two blocks of 4,096. A second passes.
     assert disk.measure_disk(tmp_path, 5000).read == FILE_BYTES // 8192 * 5000
     starts, sizes = zip(*sorted(reads), strict=True)
@@ -81,5 +80,5 @@ def test_on_a_disk_that_is_nearly_full_nothing_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_free(monkeypatch, 9)
-    monkeypatch.setattr(disk, "open_direct", lambda file: DirectFile(os.dup(file), 4096))
+    monkeypatch.setattr(disk, "open_direct", os.dup)
     assert disk.measure_disk(tmp_path, 1 << 20) == (None, None, True)

@@ -1,11 +1,12 @@
+"""ThreadPrefetcher, background and CudaPrefetcher. tests/cuda has what needs a device."""
+
 import gc
 import threading
 import traceback
 import weakref
 from collections import UserDict
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -26,46 +27,142 @@ from memload import (
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"  # of fork, from Python 3.12 on
 )
+prefetched = partial(CudaPrefetcher, device="cpu")
 
 
-def failing(after: int, error: type[BaseException] = KeyError) -> Iterator[int]:
+def failing(after, error=KeyError):
     yield from range(after)
     raise error("the cause")
 
 
-class Batches:
-    """A dataset without an iterator: makes batches of two images by number."""
+def pairs(size):
+    """Return samples (image, number) for a DataLoader."""
+    return [(torch.full((3, 2, 2), number, dtype=torch.uint8), number) for number in range(size)]
 
-    def __len__(self) -> int:
-        return 4
 
-    def __getitem__(self, number: int) -> torch.Tensor:
-        return torch.arange(2 * 3 * 9 * 9).reshape(2, 3, 9, 9).to(torch.uint8)
+# Both
 
 
 @pytest.mark.parametrize("prefetch_factor", [1, 7])
 @pytest.mark.parametrize("size", [0, 1, 100])
-def test_items_come_in_order_in_every_epoch(size: int, prefetch_factor: int) -> None:
-    prefetcher = ThreadPrefetcher(range(size), prefetch_factor)
+@pytest.mark.parametrize("prefetch", [ThreadPrefetcher, prefetched])
+def test_items_come_in_order_in_every_epoch(prefetch, size, prefetch_factor):
+    prefetcher = prefetch(range(size), prefetch_factor=prefetch_factor)
     assert len(prefetcher) == size
     assert list(prefetcher) == list(range(size))
-    assert list(zip(prefetcher, prefetcher, strict=True)) == [
-        (number, number) for number in range(size)
+    assert all(one == other for one, other in zip(prefetcher, prefetcher, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "error"),
+    [(ThreadPrefetcher, KeyError), (ThreadPrefetcher, KeyboardInterrupt), (prefetched, KeyError)],
+)
+def test_an_error_arrives_after_the_items_before_it_with_its_traceback(prefetch, error):
+    seen = []
+    with pytest.raises(error, match="the cause") as caught:
+        seen.extend(prefetch(failing(3, error)))
+    assert seen == [0, 1, 2]
+    assert "failing" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+@pytest.mark.parametrize("prefetch", [ThreadPrefetcher, prefetched])
+def test_leaving_early_ends_the_thread_and_closes_the_generator(prefetch, own_threads):
+    closed = []
+
+    def items():
+        try:
+            yield from range(1000)
+        finally:
+            closed.append(threading.current_thread().name)
+
+    for _ in prefetch(items()):
+        break
+    cycle = [iter(prefetch(items()))]
+    next(cycle[0])
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert not own_threads()
+    is_own = prefetch is prefetched
+    assert closed == [threading.current_thread().name if is_own else "memload-prefetch"] * 2
+
+
+@pytest.mark.parametrize("prefetch", [ThreadPrefetcher, prefetched])
+def test_an_iterator_from_before_a_fork_is_refused_in_the_child(prefetch, in_forked_child):
+    prefetcher = prefetch(range(100))
+    iterator = iter(prefetcher)
+    next(iterator)
+
+    def child():
+        with pytest.raises(RuntimeError, match="Iterate anew in the child"):
+            next(iterator)
+        return list(prefetcher)
+
+    assert in_forked_child(child) == list(range(100))
+    assert next(iterator) == 1
+    iterator.close()
+
+
+@pytest.mark.parametrize(
+    ("set_default", "value", "before"),
+    [
+        (torch.set_default_device, "meta", None),
+        (torch.set_default_dtype, torch.float64, torch.float32),
+        (torch.set_default_dtype, torch.bfloat16, torch.float32),
+    ],
+)
+def test_batches_do_not_depend_on_torchs_defaults(make_dataset, set_default, value, before):
+    batches = Loader(make_dataset(rows=(9,)).path, 4, num_threads=0, device="cpu")
+    prefetchers = [
+        ThreadPrefetcher(batches),
+        *(prefetched(batches, transform=transform) for transform in (None, transforms.evaluate(4))),
+        prefetched(Batches(), shuffle=True, transform=transforms.RandomCrop(9, 4)),
     ]
+    expected = [list(prefetcher) for prefetcher in prefetchers]
+    set_default(value)
+    try:
+        for prefetcher in prefetchers[1:]:
+            prefetcher.set_epoch(0)
+        found = [list(prefetcher) for prefetcher in prefetchers]
+    finally:
+        set_default(before)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: ThreadPrefetcher([1], 0), ValueError, "^prefetch_factor must be an integer of at"),
+        (lambda: background(prefetch_factor=0), ValueError, "^prefetch_factor must be an integer"),
+        (lambda: list(ThreadPrefetcher(3)), TypeError, "'int' object is not iterable"),
+        (lambda: prefetched([1], prefetch_factor=0), ValueError, "^prefetch_factor must be an int"),
+        (lambda: prefetched([1], shuffle=True), ValueError, "^shuffle is for a dataset of samples"),
+        (lambda: prefetched(3), TypeError, "^iterable must be an iterable or a dataset with a len"),
+        (lambda: prefetched("out.bin"), TypeError, r"^iterable is the path 'out\.bin'"),
+        (lambda: prefetched([1], transform=3), TypeError, "^transform must be a function of im"),
+        (lambda: prefetched([1], transform=transforms.train), TypeError, "^transform is train its"),
+        (lambda: CudaPrefetcher([1], device="gpu"), ValueError, "^device: 'gpu' is not supported"),
+    ],
+)
+def test_wrong_arguments_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+# On a thread
 
 
 @pytest.mark.parametrize("prefetch_factor", [1, 3])
-def test_no_more_than_prefetch_factor_items_are_made_ahead(prefetch_factor: int) -> None:
-    made: list[int] = []
-    one_more = threading.Semaphore(0)
+def test_no_more_than_prefetch_factor_items_are_made_ahead(prefetch_factor):
+    made, one_more = [], threading.Semaphore(0)
 
-    def items() -> Iterator[int]:
+    def items():
         for number in range(100):
             made.append(number)
             one_more.release()
             yield number
 
-    iterator: Any = iter(ThreadPrefetcher(items(), prefetch_factor))
+    iterator = iter(ThreadPrefetcher(items(), prefetch_factor))
     assert made == []
     for taken in (1, 2):
         next(iterator)
@@ -76,51 +173,10 @@ def test_no_more_than_prefetch_factor_items_are_made_ahead(prefetch_factor: int)
     assert len(made) == prefetch_factor + 2
 
 
-@pytest.mark.parametrize(
-    ("prefetch", "error"),
-    [
-        (ThreadPrefetcher, KeyError),
-        (ThreadPrefetcher, KeyboardInterrupt),
-        (partial(CudaPrefetcher, device="cpu"), KeyError),
-        (partial(CudaPrefetcher, device="cpu", own_thread=True), KeyError),
-    ],
-)
-def test_an_exception_arrives_after_the_items_before_it_with_its_traceback(
-    prefetch: Any, error: type[BaseException]
-) -> None:
-    seen = []
-    with pytest.raises(error, match="the cause") as caught:
-        seen.extend(prefetch(failing(3, error)))
-    assert seen == [0, 1, 2]
-    assert "failing" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-
-
-def test_leaving_early_ends_the_thread_and_closes_the_generator(
-    own_threads: Callable[[], Any],
-) -> None:
-    closed = []
-
-    def items() -> Iterator[int]:
-        try:
-            yield from range(1000)
-        finally:
-            closed.append(threading.current_thread().name)
-
-    for _ in ThreadPrefetcher(items()):
-        break
-    cycle: list[Any] = [iter(CudaPrefetcher(items(), device="cpu", own_thread=True))]
-    next(cycle[0])
-    cycle.append(cycle)
-    del cycle
-    gc.collect()
-    assert not own_threads()
-    assert closed == ["memload-prefetch"] * 2
-
-
-def test_a_decorated_generator_runs_ahead_and_keeps_its_name() -> None:
+def test_a_decorated_generator_runs_on_a_thread_and_keeps_its_name():
     class Source:
         @background
-        def items(self, count: int, *, step: int = 1) -> Iterator[tuple[int, str]]:
+        def items(self, count, *, step=1):
             """Count."""
             for number in range(0, count, step):
                 yield number, threading.current_thread().name
@@ -129,150 +185,79 @@ def test_a_decorated_generator_runs_ahead_and_keeps_its_name() -> None:
 
     assert (Source.items.__name__, Source.items.__doc__) == ("items", "Count.")
     expected = [(number, "memload-prefetch") for number in (0, 2, 4)]
-    assert list(Source().items(6, step=2)) == expected
-    assert [number for number, _ in Source().few_items(6, step=2)] == [0, 2, 4]
+    assert list(Source().items(6, step=2)) == list(Source().few_items(6, step=2)) == expected
 
 
-def test_an_iterator_says_in_a_forked_child_that_it_has_no_thread(
-    in_forked_child: Callable[..., Any],
-) -> None:
-    prefetcher = ThreadPrefetcher(range(100))
-    iterator: Any = iter(prefetcher)
-    next(iterator)
-
-    def child() -> list[int]:
-        with pytest.raises(RuntimeError, match="forked child"):
-            next(iterator)
-        return list(prefetcher)
-
-    assert in_forked_child(child) == list(range(100))
-    assert next(iterator) == 1
-    iterator.close()
+# To a device
 
 
-def pairs(size: int) -> Any:
-    """Return samples (image, number) for a DataLoader."""
-    return [(torch.full((3, 2, 2), number, dtype=torch.uint8), number) for number in range(size)]
+class Batches:
+    """A data set without an iterator: makes batches of two equal images by number."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        image = torch.arange(3 * 9 * 9, dtype=torch.uint8, device="cpu").view(1, 3, 9, 9)
+        return image.repeat(2, 1, 1, 1)
 
 
-on_both = pytest.mark.parametrize("own_thread", [False, True])
+class Pair(NamedTuple):
+    images: torch.Tensor
+    label: torch.Tensor
 
 
-def prefetched(iterable: Any, **options: Any) -> CudaPrefetcher:
-    return CudaPrefetcher(iterable, device="cpu", **options)
+class Encoding(UserDict):
+    """As that of transformers."""
 
 
-@on_both
-@pytest.mark.parametrize("prefetch_factor", [1, 9])
-def test_a_dataloader_gives_the_same_batches(own_thread: bool, prefetch_factor: int) -> None:
-    batches = DataLoader(pairs(10), 4)
-    prefetcher = prefetched(batches, own_thread=own_thread, prefetch_factor=prefetch_factor)
-    assert len(prefetcher) == 3
-    for _ in range(2):
-        numbers = [numbers.tolist() for _, numbers in prefetcher]
-        assert numbers == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+def test_tensors_are_moved_and_all_else_stays_as_it_is():
+    deep = Encoding(deep=({"x": (torch.ones(2),)}, 3.5), keys=["a", None])
+    batch = Pair([torch.ones(2), None, "text"], deep)
+    (result,) = prefetched([batch])
+    assert (type(result), type(result.label), result.images[1:]) == (Pair, Encoding, [None, "text"])
+    assert (result.label["keys"], result.label["deep"][1]) == (["a", None], 3.5)
+    assert result.label["deep"][0]["x"][0].tolist() == result.images[0].tolist() == [1, 1]
 
 
-@on_both
-def test_a_transform_gets_the_images_wherever_they_are(own_thread: bool) -> None:
-    class Batch(NamedTuple):
-        images: torch.Tensor
-        labels: torch.Tensor
-
+def test_a_function_gets_the_images_wherever_they_are():
     image, label = torch.ones(2), torch.zeros(2)
 
-    def double(images: torch.Tensor) -> torch.Tensor:
-        return images * 2
+    def run(batch, transform):
+        return next(iter(prefetched([batch], transform=transform)))
 
-    def run(batch: Any, transform: Any = double) -> Any:
-        (result,) = prefetched([batch], transform=transform, own_thread=own_thread)
-        return result
-
-    assert torch.equal(run(image), image * 2)
-    for batch in ((image, label), [image, label], Batch(image, label)):
-        result = run(batch)
+    assert run(image, torch.neg).tolist() == [-1, -1]
+    for batch in ((image, label), [image, label], Pair(image, label)):
+        result = run(batch, torch.neg)
         assert type(result) is type(batch)
-        assert torch.equal(result[0], image * 2)
-        assert result[1] is label
+        assert (result[0].tolist(), result[1] is label) == ([-1, -1], True)
     assert run({"image": image}, lambda batch: batch["image"] + 1).tolist() == [2, 2]
 
 
-def test_tensors_are_moved_and_all_else_stays_as_it_is() -> None:
-    class Encoding(UserDict[str, Any]):
-        """As that of transformers."""
-
-    batch = Encoding(keys=["a", None], deep=({"x": (torch.ones(2),)}, 3.5))
-    (result,) = prefetched([batch])
-    assert type(result) is Encoding
-    assert result["keys"] == ["a", None]
-    assert result["deep"][1] == 3.5
-    assert torch.equal(result["deep"][0]["x"][0], torch.ones(2))
-
-
-def test_points_of_a_data_set_follow_what_a_transform_moves(
-    make_dataset: Callable[..., Any],
-) -> None:
-    eyes = np.random.default_rng(0).uniform(0, 4, (5, 2, 2)).astype(np.float32)
-    columns = {"label": np.arange(5) % 3, "eyes": eyes, "age": np.arange(5) + 20}
-    path = make_dataset(columns=columns, points=("eyes",)).path
-    dataset = MemmapDataset(path, columns=["label", "eyes", "age"])
-    batches = DataLoader(dataset, 3, collate_fn=fast_collate)
-    flip = transforms.RandomHorizontalFlip(1)
-    for found, expected in zip(prefetched(batches, transform=flip), batches, strict=True):
-        assert torch.equal(found[0], expected[0].flip(3))
-        assert torch.equal(found[2][..., 0], 5 - expected[2][..., 0])
-        assert torch.equal(found[2][..., 1], expected[2][..., 1])
-        assert torch.equal(found[1], expected[1])
-        assert torch.equal(found[3], expected[3])
-
-
-@pytest.mark.parametrize("columns", [1, 2])
-def test_masks_without_a_name_are_refused_where_images_move(columns: int) -> None:
-    images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
-    batch = (images, *[images[:, 0].int()] * columns)
-
-    def first(transform: Any) -> Any:
-        return next(iter(CudaPrefetcher([batch], device="cpu", transform=transform)))
-
-    flip = transforms.RandomHorizontalFlip(p=1)
-    for moving in (flip, transforms.Compose([transforms.CenterCrop(2)])):
-        with pytest.raises(ValueError, match=r"int32 tensor of shape \(2, 4, 5\).*masks=\[\]"):
-            first(moving)
-    assert torch.equal(first(transforms.Compose([flip], masks=[]))[1], batch[1])
-    assert torch.equal(first(transforms.Normalize("imagenet"))[1], batch[1])
-    if columns == 1:
-        flipped = first(transforms.Compose([flip], masks=["label"]))
-        assert torch.equal(flipped[1], flipped[0][:, 0].int())
-        with pytest.raises(ValueError, match=r"not None\. The columns are: label\."):
-            first(transforms.Compose([flip], masks=["mask"]))
-
-
-@on_both
-def test_next_gives_none_for_every_element_at_the_end(own_thread: bool) -> None:
-    prefetcher = prefetched(DataLoader(pairs(5), 2), own_thread=own_thread)
+def test_next_gives_none_for_every_element_at_the_end():
+    prefetcher = prefetched(DataLoader(pairs(5), 2))
     seen = []
     images, numbers = prefetcher.next()
     while images is not None:
         seen += numbers.tolist()
         images, numbers = prefetcher.next()
     assert seen == [0, 1, 2, 3, 4]
-    assert prefetcher.next() == (None, None)
-    assert prefetched([]).next() == (None, None)
+    assert prefetcher.next() == prefetched([]).next() == (None, None)
+    assert len(list(prefetcher)) == 3
     three = prefetched([(1, 2, 3)])
     assert [three.next(), three.next()] == [(1, 2, 3), (None, None, None)]
 
 
-@on_both
-def test_samples_of_a_dataset_come_by_number_or_shuffled(own_thread: bool) -> None:
+def test_samples_of_a_data_set_come_by_number_or_shuffled():
     class Samples:
-        def __len__(self) -> int:
+        def __len__(self):
             return 7
 
-        def __getitem__(self, number: int) -> torch.Tensor:
+        def __getitem__(self, number):
             return torch.tensor(number)
 
-    assert [int(one) for one in prefetched(Samples(), own_thread=own_thread)] == list(range(7))
-    shuffled = prefetched(Samples(), shuffle=True, seed=3, own_thread=own_thread)
+    assert [int(one) for one in prefetched(Samples())] == list(range(7))
+    shuffled = prefetched(Samples(), shuffle=True, seed=3)
     assert len(shuffled) == 7
     for epoch in (0, 1, 0):
         expected = ShuffledSampler(7, seed=3).take(epoch, np.arange(7)).tolist()
@@ -280,94 +265,56 @@ def test_samples_of_a_dataset_come_by_number_or_shuffled(own_thread: bool) -> No
         assert [int(one) for one in shuffled] == expected
 
 
-def crops(
-    iterable: Any, seed: int = 0, epoch: int | None = None, **options: Any
-) -> list[torch.Tensor]:
-    prefetcher = prefetched(iterable, transform=transforms.RandomCrop(9, 4), seed=seed, **options)
-    if epoch is not None:
-        prefetcher.set_epoch(epoch)
-    return list(prefetcher)
+def crops(iterable, epoch=0, **options):
+    prefetcher = prefetched(iterable, transform=transforms.RandomCrop(9, 4), **options)
+    prefetcher.set_epoch(epoch)
+    return torch.stack(list(prefetcher))
 
 
-@on_both
-def test_draws_are_those_of_seed_epoch_and_place_whatever_was_done_before(own_thread: bool) -> None:
+def test_draws_are_those_of_seed_epoch_and_position_whatever_was_done_before():
     flock = [Batches()[number] for number in range(4)]
-    prefetcher = prefetched(flock, transform=transforms.RandomCrop(9, 4), own_thread=own_thread)
-    epochs = [torch.stack(list(prefetcher)) for _ in range(3)]
-    assert not torch.equal(epochs[0], epochs[1])
-    for epoch, expected in enumerate(epochs):
-        assert torch.equal(torch.stack(crops(flock, epoch=epoch, prefetch_factor=3)), expected)
-    assert not torch.equal(torch.stack(crops(flock, seed=5)), epochs[0])
-    left = prefetched(flock, transform=transforms.RandomCrop(9, 4), own_thread=own_thread)
-    next(iter(left))
-    assert torch.equal(torch.stack(list(left)), epochs[1])
+    prefetcher = prefetched(flock, transform=transforms.RandomCrop(9, 4))
+    next(iter(prefetcher))  # an early exit from epoch 0
+    assert torch.equal(torch.stack(list(prefetcher)), crops(flock, 1, prefetch_factor=1))
+    drawn = crops(flock)
+    for other in (crops(flock, 1), crops(flock, 0, seed=5), drawn[[1, 0, 2, 3]]):
+        assert not torch.equal(drawn, other)
 
 
-def test_samples_with_numbers_draw_by_these_on_each_rank_differently(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_samples_with_numbers_draw_by_these_on_each_rank_differently(monkeypatch):
     order = ShuffledSampler(4, seed=0).take(2, np.arange(4)).tolist()
     assert order != [0, 1, 2, 3]
-    shuffled, in_order = crops(Batches(), epoch=2, shuffle=True), crops(Batches(), epoch=2)
-    for position, number in enumerate(order):
-        assert torch.equal(shuffled[position], in_order[number])
+    in_order = crops(Batches(), 2)
+    assert len({one.numpy().tobytes() for one in in_order.flatten(0, 1)}) == 8
+    assert torch.equal(crops(Batches(), 2, shuffle=True), in_order[order])
     monkeypatch.setenv("RANK", "1")
-    assert not torch.equal(torch.stack(crops(Batches(), epoch=2)), torch.stack(in_order))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not torch.equal(crops(Batches(), 2), in_order)
 
 
-def test_batches_of_several_sizes_that_have_numbers_draw_differently() -> None:
-    class Shrinking(Batches):
-        def __getitem__(self, number: int) -> torch.Tensor:
-            image = torch.arange(9 * 9, dtype=torch.uint8).reshape(1, 9, 9)
-            return image.repeat((32, 32, 5, 1)[number], 3, 1, 1)
-
-    drawn = torch.cat(crops(Shrinking())).flatten(1)
-    # 25 windows, each seen about three times: any two batches that draw alike would show as runs
-    for shift in range(1, 70):
-        assert not (drawn[shift:] == drawn[:-shift]).all(1)[-5:].all()
-
-
-def test_an_epoch_is_told_to_the_iterable_and_to_the_sampler_of_a_batch_sampler(
-    make_dataset: Callable[..., Any],
-) -> None:
+def test_an_epoch_is_told_to_the_iterable_and_to_its_samplers(make_dataset):
     sampler = DistributedSampler(pairs(8), num_replicas=2, rank=0, seed=1)
-    batches = DataLoader(pairs(8), batch_sampler=BatchSampler(sampler, 4, drop_last=False))
-    prefetcher = prefetched(batches)
-    orders = []
-    for epoch in range(3):
-        prefetcher.set_epoch(epoch)
-        ((_, numbers),) = prefetcher
-        orders.append(numbers.tolist())
-    assert orders[0] != orders[1] != orders[2]
+    batches = {"batch_sampler": BatchSampler(sampler, 4, False)}
+    for options in (batches, {"sampler": sampler, "batch_size": 4}):
+        prefetcher = prefetched(DataLoader(pairs(8), **options))
+        for epoch in (2, 5):
+            prefetcher.set_epoch(epoch)
+            ((_, numbers),) = prefetcher
+            sampler.set_epoch(epoch)
+            assert numbers.tolist() == list(sampler)
+            sampler.set_epoch(0)
     loader = Loader(make_dataset().path, 5, shuffle=True, device="cpu")
     prefetched(loader).set_epoch(5)
     assert loader.state_dict()["epoch"] == 5
 
 
-def test_wrong_arguments_of_a_prefetcher_are_refused() -> None:
-    for make in (ThreadPrefetcher, prefetched, background):
-        with pytest.raises(ValueError, match="prefetch_factor must be an integer of at least 1"):
-            make(iter, prefetch_factor=0)
-    with pytest.raises(ValueError, match="shuffle is for a dataset of samples"):
-        prefetched([1], shuffle=True)
-    with pytest.raises(TypeError, match="iterable must be an iterable or a dataset with a length"):
-        prefetched(3)
-    with pytest.raises(TypeError, match="not iterable"):
-        list(ThreadPrefetcher(3))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="transform is train itself, which only makes one"):
-        prefetched([1], transform=transforms.train)
-    with pytest.raises(TypeError, match=r"iterable is the path 'out\.bin'"):
-        prefetched("out.bin")
-
-
-@on_both
-def test_a_dropped_prefetcher_drops_its_iterable(own_thread: bool) -> None:
-    class Batches:
-        def __iter__(self) -> Iterator[int]:
+def test_a_dropped_prefetcher_drops_its_iterable():
+    class Items:
+        def __iter__(self):
             yield from range(5)
 
-    iterable = Batches()
-    prefetcher = prefetched(iterable, own_thread=own_thread)
+    iterable = Items()
+    prefetcher = prefetched(iterable)
     prefetcher.next()
     dropped = weakref.ref(iterable)
     gc.collect()
@@ -379,28 +326,41 @@ def test_a_dropped_prefetcher_drops_its_iterable(own_thread: bool) -> None:
         gc.enable()
 
 
-def test_transforms_get_the_statistics_and_the_columns_of_a_data_set(
-    make_dataset: Callable[..., Any],
-) -> None:
-    columns = {"label": np.arange(5) % 3, "age": np.arange(5)}
-    statistics = {"mean": [0.5] * 3, "std": [0.25] * 3}
-    path = make_dataset(columns=columns, statistics=statistics).path
-    dataset = MemmapDataset(path, columns=["label", "age"])
-    mix = transforms.Compose([transforms.Normalize(), transforms.MixUp(num_classes=3)])
+EYES = np.random.default_rng(0).uniform(0, 4, (5, 2, 2)).astype(np.float32)
 
-    def concatenate_ages(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        images, labels, ages = fast_collate(samples)
-        return images, labels, torch.cat([ages, ages])  # as boxes of detection are
 
-    batches = DataLoader(dataset, 5, collate_fn=concatenate_ages)
-    ((images, labels, ages),) = prefetched(batches, transform=transforms.Normalize())
-    ((before, _, _),) = batches
-    torch.testing.assert_close(images, (before / 255 - 0.5) / 0.25)
-    assert (labels.shape, ages.shape) == ((5,), (10,))
-    for whole in (MemmapDataset(path), Subset(MemmapDataset(path), range(5))):
-        ((_, labels, ages),) = prefetched(DataLoader(whole, 5), transform=mix)
-        assert (labels.shape, ages.tolist()) == ((5, 3), [0, 1, 2, 3, 4])
-    turned = Loader(dataset, 5, columns=["age", "label"], device="cpu")
-    mix = transforms.Compose([transforms.Normalize(0.5, 0.2), transforms.MixUp(num_classes=3)])
-    with pytest.raises(ValueError, match=r"MixUp: there is no column 'label' .* are: none"):
-        list(prefetched(turned, transform=mix))
+def test_a_dataloader_of_a_data_set_hands_its_columns_and_statistics_to_a_transform(make_dataset):
+    columns = {"label": np.arange(5) % 3, "eyes": EYES, "age": np.arange(5) + 20}
+    facts = {"points": ("eyes",), "statistics": {"mean": [0.5] * 3, "std": [0.25] * 3}}
+    dataset = MemmapDataset(make_dataset(columns=columns, **facts).path)
+    steps = [transforms.RandomHorizontalFlip(1), transforms.Normalize(), transforms.MixUp()]
+    for whole in (dataset, Subset(dataset, range(5)), Subset(Subset(dataset, range(5)), range(5))):
+        batches = DataLoader(whole, 5, collate_fn=fast_collate)
+        ((images, labels, eyes, ages),) = prefetched(batches, transform=steps[0])
+        ((before, *_),) = batches
+        assert torch.equal(images, before.flip(3))
+        np.testing.assert_allclose(eyes, EYES * [-1, 1] + [5, 0], rtol=1e-6)
+        assert (labels.tolist(), ages.tolist()) == ([0, 1, 2, 0, 1], [20, 21, 22, 23, 24])
+        ((images, *_),) = prefetched(batches, transform=steps[1])
+        torch.testing.assert_close(images, (before / 255 - 0.5) / 0.25)
+        ((_, labels, *_),) = prefetched(batches, transform=transforms.Compose(steps[1:]))
+        assert labels.shape == (5, 3)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_masks_without_a_name_are_refused_where_images_move(columns):
+    images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+    batch = (images, *[images[:, 0].int()] * columns)
+
+    def first(transform):
+        return next(iter(prefetched([batch], transform=transform)))
+
+    flip = transforms.RandomHorizontalFlip(p=1)
+    for moving in (flip, transforms.Compose([transforms.CenterCrop(2)])):
+        with pytest.raises(ValueError, match=r"int32 tensor of shape \(2, 4, 5\).*masks=\[\]"):
+            first(moving)
+    assert torch.equal(first(transforms.Compose([flip], masks=[]))[1], batch[1])
+    assert torch.equal(first(transforms.Normalize("imagenet"))[1], batch[1])
+    if columns == 1:
+        flipped = first(transforms.Compose([flip], masks=["label"]))
+        assert torch.equal(flipped[1], flipped[0][:, 0].int())

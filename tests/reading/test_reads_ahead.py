@@ -1,261 +1,147 @@
-"""Batches whose rows are read from the disk ahead, as on CUDA, but on the CPU."""
+"""How far ahead rows are read and batches are made, by jobs that note what becomes of them."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+import threading
+import weakref
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import BatchSampler, DistributedSampler
 
-from memload import FormatError, Index, Loader, MemmapDataset, ShuffledSampler
-from memload.feeds.interface import Begin, Feed, Fetch
-from memload.jobs import Job
-from memload.reading import loader as loader_module
-from memload.reading.pipeline import Pipeline, make_pipeline
+from memload.reading.loop import run_ahead
 
-SIZE = 40
 on_threads = pytest.mark.parametrize("num_threads", [0, 1, 3])
-ahead_by = pytest.mark.parametrize("reads_ahead", [1, 2, 7, 32])
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"  # of fork, from Python 3.12 on
-)
 
 
-class NotingFeed:
-    """A feed that notes which batches of samples were begun, and which were fetched."""
+class Reads:
+    """Jobs with the numbers 0, 1, …, which are begun as they are taken."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        self.name, self.device, self.close = feed.name, feed.device, feed.close
-        self.begun: list[list[int]] = []
-        self.fetched: list[list[int]] = []
-        #: A batch with this sample cannot be begun.
-        self.broken: int | None = None
-        #: From this sample on, the rows of a batch have not been read yet.
-        self.first_unread = SIZE
+    def __init__(self, size, *, fails=None):
+        self.size, self.fails = size, fails
+        self.begun, self.made, self.unread = [], [], set()
 
-    def counts(self) -> None:
-        return None
-
-    def prepare(self, samples: np.ndarray) -> Begin:
-        begin_batch = self._feed.prepare(samples)
-
-        def begin(start: int, stop: int) -> Fetch:
-            batch = samples[start:stop].tolist()
-            if self.broken in batch:
-                raise FormatError("broken.bin cannot be read.")
-            self.begun.append(batch)
-            fetch_batch = begin_batch(start, stop)
-            return Job(partial(fetch, batch, fetch_batch), lambda: self.first_unread not in batch)
-
-        def fetch(batch: list[int], fetch_batch: Fetch) -> Any:
-            self.fetched.append(batch)
-            return fetch_batch()
-
-        return begin
+    def __iter__(self):
+        for number in range(self.size):
+            self.begun.append(number)
+            yield Read(self, number)
+        if self.fails == "begin":
+            raise OSError("the cause")
 
 
-class Maker(NamedTuple):
-    """Makes Loaders whose feed reads some batches ahead."""
+class Read:
+    def __init__(self, reads, number):
+        self.reads, self.number = reads, number
 
-    path: Path
-    monkeypatch: pytest.MonkeyPatch
+    def is_ready(self):
+        return self.number not in self.reads.unread
 
-    def __call__(
-        self, batch_size: int = 4, *, reads_ahead: int, in_flight: int = 1, **options: Any
-    ) -> tuple[Loader, NotingFeed]:
-        feeds: list[NotingFeed] = []
-
-        def make_noting(*arguments: Any, **named: Any) -> Pipeline:
-            made = make_pipeline(*arguments, **named)
-            feeds.append(NotingFeed(made.feed))
-            if in_flight > 1:
-                made = made._replace(in_flight=in_flight)
-            return made._replace(feed=feeds[0], reads_ahead=reads_ahead)
-
-        self.monkeypatch.setattr(loader_module, "make_pipeline", make_noting)
-        loader = Loader(self.path, batch_size, device="cpu", columns=["number"], **options)
-        return loader, feeds[0]
+    def make(self):
+        if self.reads.fails == self.number:
+            raise OSError("the cause")
+        self.reads.unread.discard(self.number)  # now it was waited for
+        self.reads.made.append(self.number)
+        return Batch(self.number)
 
 
-@pytest.fixture
-def make(make_dataset: Callable[..., Index], monkeypatch: pytest.MonkeyPatch) -> Maker:
-    columns = {"label": np.arange(SIZE) % 3, "number": np.arange(SIZE)}
-    return Maker(make_dataset(rows=(15, 25), columns=columns).path, monkeypatch)
+class Batch:
+    def __init__(self, number):
+        self.number = number
 
 
-def visits(loader: Loader) -> list[list[int]]:
-    return [batch.number.tolist() for batch in loader]
-
-
-def flat(batches: list[list[int]]) -> list[int]:
-    return [number for batch in batches for number in batch]
+def numbers(batches):
+    """Return the numbers of the batches that are left, each of which comes with its job."""
+    result = []
+    for job, batch in batches:
+        assert job.number == batch.number
+        result.append(batch.number)
+    return result
 
 
 @on_threads
-@ahead_by
-def test_batches_are_those_of_the_order_and_have_their_own_pixels(
-    reads_ahead: int, num_threads: int, make: Maker
-) -> None:
-    loader, _ = make(3, reads_ahead=reads_ahead, shuffle=True, num_threads=num_threads)
-    dataset = MemmapDataset(make.path)
-    for epoch in range(2):
-        batches = list(loader)
-        order = ShuffledSampler(SIZE).take(epoch, np.arange(SIZE)).tolist()
-        assert flat([batch.number.tolist() for batch in batches]) == order
-        for batch in batches:
-            pixels = dataset.gather(batch.number).permute(0, 3, 1, 2)
-            assert torch.equal(batch.images, pixels)
+@pytest.mark.parametrize("in_flight", [1, 2, 6])
+@pytest.mark.parametrize("reads_ahead", [0, 1, 7])
+@pytest.mark.parametrize("size", [0, 1, 12])
+def test_batches_come_in_order_and_no_more_is_begun_than_allowed(
+    size, reads_ahead, in_flight, num_threads, own_threads
+):
+    reads = Reads(size)
+    options = {"in_flight": in_flight, "reads_ahead": reads_ahead, "num_threads": num_threads}
+    batches = run_ahead(reads, **options)
+    assert reads.begun == []
+    for count in range(size):
+        assert next(batches)[1].number == count
+        assert len(reads.begun) == min(size, count + in_flight + reads_ahead)
+        assert len(reads.made) <= count + in_flight
+        if not num_threads:
+            assert reads.made == list(range(min(size, count + in_flight)))
+    assert numbers(batches) == []
+    assert not own_threads()
 
 
-@ahead_by
-def test_rows_are_read_for_so_many_batches_ahead(reads_ahead: int, make: Maker) -> None:
-    loader, feed = make(4, reads_ahead=reads_ahead, num_threads=0)
-    iterator: Any = iter(loader)
-    assert feed.begun == []
-    for number in range(3):
-        next(iterator)
-        assert len(feed.begun) == min(reads_ahead + number, SIZE // 4)
-        assert feed.fetched == feed.begun[: number + 1]
-    iterator.close()
+def test_no_batch_waits_for_the_disk_while_another_can_be_handed_over():
+    reads = Reads(20)
+    batches = run_ahead(reads, in_flight=3, reads_ahead=4)
+    reads.unread = {2, 3, 9}
+    assert next(batches)[1].number == 0
+    assert reads.made == [0, 1]  # 2 has not been read
+    assert next(batches)[1].number == 1
+    assert reads.made == [0, 1]
+    assert next(batches)[1].number == 2  # nothing else is left: this waits
+    assert reads.made == [0, 1, 2]
+    reads.unread.discard(3)
+    assert next(batches)[1].number == 3
+    assert reads.made == [0, 1, 2, 3, 4, 5]
+    assert reads.begun == list(range(10))
+    assert numbers(batches) == list(range(4, 20))
 
 
-def test_a_batch_does_not_wait_for_the_rows_of_the_next_ones(make: Maker) -> None:
-    loader, feed = make(4, reads_ahead=3, in_flight=3, num_threads=0)
-    feed.first_unread = 8
-    iterator: Any = iter(loader)
-    assert next(iterator).number.tolist() == [0, 1, 2, 3]
-    assert feed.fetched == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert next(iterator).number.tolist() == [4, 5, 6, 7]
-    assert len(feed.fetched) == 2
-    assert next(iterator).number.tolist() == [8, 9, 10, 11]  # this had to wait
-    feed.first_unread = SIZE
-    assert next(iterator).number.tolist() == [12, 13, 14, 15]
-    assert len(feed.fetched) == 6  # two ahead
-    assert flat([batch.number.tolist() for batch in iterator]) == list(range(16, SIZE))
+def test_threads_wait_for_the_disk_themselves():
+    reads, may_end = Reads(6), threading.Event()
+
+    class Slow(Read):
+        def make(self):
+            assert self.number == 0 or may_end.wait(10)
+            return super().make()
+
+    reads.unread = set(range(1, 6))
+    batches = run_ahead([Slow(reads, number) for number in range(6)], num_threads=2, in_flight=4)
+    assert next(batches)[1].number == 0  # 1 is being waited for on a thread
+    may_end.set()
+    assert numbers(batches) == [1, 2, 3, 4, 5]
 
 
 @on_threads
-@pytest.mark.parametrize("where", ["the feed", "the transform", "the sampler"])
-def test_an_exception_arrives_behind_the_batches_before_it(
-    where: str, num_threads: int, make: Maker, own_threads: Callable[[], Any]
-) -> None:
-    class BrokenSampler:
-        def __iter__(self) -> Iterator[int]:
-            yield from range(12)
-            raise FormatError("broken.bin cannot be read.")
-
-    calls = 0
-
-    def broken_transform(images: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise FormatError("broken.bin cannot be read.")
-        return images
-
-    options: dict[str, Any] = {"num_threads": num_threads}
-    if where == "the transform":
-        options = {"num_threads": 0, "transform": broken_transform}
-    elif where == "the sampler":
-        options["sampler"] = BrokenSampler()
-    loader, feed = make(4, reads_ahead=7, **options)
-    feed.broken = 13 if where == "the feed" else None
-    iterator = iter(loader)
-    assert flat([next(iterator).number.tolist() for _ in range(3)]) == list(range(12))
-    with pytest.raises(FormatError, match="broken"):
-        next(iterator)
-    assert loader.state_dict()["samples_seen"] == 12
+@pytest.mark.parametrize("fails", ["begin", 5])
+def test_an_error_comes_after_the_batches_before_it(fails, num_threads, own_threads):
+    size = 5 if fails == "begin" else 9
+    reads = Reads(size, fails=fails)
+    batches = run_ahead(reads, num_threads=num_threads, in_flight=3, reads_ahead=7)
+    assert [next(batches)[1].number for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(OSError, match="the cause"):
+        next(batches)
+    assert list(batches) == []
     assert not own_threads()
 
 
 @on_threads
-def test_a_loop_that_is_left_early_closes_the_users_iterator_and_the_next_one_begins_anew(
-    num_threads: int, make: Maker, own_threads: Callable[[], Any]
-) -> None:
-    closed = []
+def test_leaving_early_closes_what_gives_the_jobs_and_makes_no_more(num_threads, own_threads):
+    closed, reads = [], Reads(100)
 
-    class Numbers:
-        def __iter__(self) -> Iterator[int]:
-            try:
-                yield from range(SIZE)
-            finally:
-                closed.append(True)
+    def jobs():
+        try:
+            yield from reads
+        finally:
+            closed.append(threading.current_thread())
 
-    loader, _ = make(4, reads_ahead=5, sampler=Numbers(), num_threads=num_threads)
-    for batch in loader:
-        assert batch.number.tolist() == [0, 1, 2, 3]
-        break
-    del batch
-    assert closed == [True]
+    batches = run_ahead(jobs(), num_threads=num_threads, in_flight=3, reads_ahead=2)
+    next(batches)
+    del batches
     assert not own_threads()
-    assert flat(visits(loader)) == list(range(SIZE))
+    assert closed == [threading.current_thread()]
+    assert len(reads.made) <= 3
+    assert len(reads.begun) == 5
 
 
-@ahead_by
-@pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
-def test_a_users_sampler_that_is_asked_early_is_resumed_where_the_loop_was(
-    kind: str, reads_ahead: int, make: Maker
-) -> None:
-    numbers = DistributedSampler(range(SIZE), num_replicas=1, rank=0, seed=1)  # type: ignore[arg-type]
-
-    def own() -> Loader:
-        if kind == "sampler":
-            return make(4, reads_ahead=reads_ahead, sampler=numbers)[0]
-        return make(1, reads_ahead=reads_ahead, batch_sampler=BatchSampler(numbers, 4, False))[0]
-
-    loader = own()
-    order = list(numbers)
-    iterator: Any = iter(loader)
-    seen = [next(iterator).number.tolist() for _ in range(3)]
-    state = loader.state_dict()
-    iterator.close()
-    other = own()
-    other.load_state_dict(state)
-    assert flat(seen) + flat(visits(other)) == order
-    numbers.set_epoch(1)
-    assert flat(visits(other)) == list(numbers) != order
-
-
-def test_several_iterators_of_one_loader_read_ahead_each_for_itself(make: Maker) -> None:
-    loader, feed = make(4, reads_ahead=3, num_threads=0)
-    first, second = iter(loader), iter(loader)
-    found = [batch.number.tolist() for pair in zip(first, second, strict=True) for batch in pair]
-    expected = [list(range(start, start + 4)) for start in range(0, SIZE, 4)]
-    assert (found[::2], found[1::2]) == (expected, expected)
-    assert sorted(feed.fetched) == sorted(expected * 2)
-
-
-def test_static_buffers_have_the_batch_that_was_handed_out_last(make: Maker) -> None:
-    loader, _ = make(4, reads_ahead=5, static_buffers=True, drop_last=True)
-    dataset = MemmapDataset(make.path)
-    addresses = set()
-    for number, batch in enumerate(loader):
-        assert batch.number.tolist() == list(range(4 * number, 4 * number + 4))
-        assert torch.equal(batch.images.permute(0, 2, 3, 1), dataset.gather(batch.number))
-        addresses.add(batch.images.data_ptr())
-    assert len(addresses) == 1
-
-
-def test_what_was_read_ahead_does_not_survive_a_fork(
-    make: Maker, in_forked_child: Callable[..., Any]
-) -> None:
-    loader, _ = make(4, reads_ahead=3, num_threads=0)
-    iterator: Any = iter(loader)
-    next(iterator)
-
-    def child() -> tuple[str, list[int]]:
-        torch.set_num_threads(1)
-        with pytest.raises(RuntimeError) as caught:
-            next(iterator)
-        return str(caught.value), flat(visits(loader))
-
-    message, anew = in_forked_child(child)
-    assert "Iterate anew in the child" in message
-    assert anew == list(range(SIZE))
-    assert next(iterator).number.tolist() == [4, 5, 6, 7]
-    iterator.close()
+def test_the_loop_does_not_keep_a_batch_that_it_has_handed_over():
+    batches = run_ahead(Reads(4), in_flight=1)
+    job, batch = next(batches)
+    of_job, of_batch = weakref.ref(job), weakref.ref(batch)
+    del job, batch
+    assert of_job() is of_batch() is None

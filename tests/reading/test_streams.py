@@ -2,32 +2,29 @@
 
 import contextlib
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from memload import transforms
-from memload.feeds.limits import NO_LIMITS
 from memload.reading import pipeline
-from memload.reading.pipeline import Pipeline
 from memload.reading.streams import SideStream
 
 
 class Recorded:
     """Streams and events that write down what is asked of them."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+    def __init__(self):
+        self.asked = []
         self.events = 0
 
-    def stream(self, name: str) -> Any:
-        def wait_event(event: Any) -> None:
+    def stream(self, name):
+        def wait_event(event):
             self.asked.append((name, "waits for", event.name))
 
         return SimpleNamespace(wait_event=wait_event)
 
-    def event(self, **_: Any) -> Any:
+    def event(self, **_):
         self.events += 1
         name = f"event {self.events}"
         return SimpleNamespace(
@@ -38,7 +35,7 @@ class Recorded:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+def cuda(monkeypatch):
     recorded = Recorded()
     consumer = recorded.stream("consumer")
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: recorded.stream("side"))
@@ -48,7 +45,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return recorded
 
 
-def batches(side: Any, cuda: Recorded, count: int) -> list[list[tuple[Any, ...]]]:
+def batches(side, cuda, count):
     """Return what was asked for each batch, made and at once handed over."""
     asked = []
     for _ in range(count):
@@ -60,17 +57,15 @@ def batches(side: Any, cuda: Recorded, count: int) -> list[list[tuple[Any, ...]]
     return asked
 
 
-def make_pipeline(monkeypatch: pytest.MonkeyPatch, transform: Any) -> Pipeline:
+def make_pipeline(monkeypatch, transform):
     """Return the pipeline with a feed that cannot be made here."""
-    feed: Any = SimpleNamespace(name="dma", counts=lambda: None)
+    feed = SimpleNamespace(name="dma")
     monkeypatch.setattr(pipeline, "choose_feed", lambda *_, **__: (feed, None))
-    device, samples = torch.device("cuda", 0), SimpleNamespace(arrays=())
-    options: Any = {"num_threads": 2, "prefetch_factor": 2}
-    options |= {"batch_size": None, "limits": NO_LIMITS}
-    return pipeline.make_pipeline(samples, device, "auto", transform, **options)  # type: ignore[arg-type]
+    options = {"num_threads": 2, "prefetch_factor": 2, "batch_size": None, "cache_bytes": None}
+    return pipeline.make_pipeline([], torch.device("cuda", 0), "auto", transform, **options)
 
 
-def test_what_others_make_waits_for_all_that_the_consumer_has_asked_for(cuda: Recorded) -> None:
+def test_what_others_make_waits_for_all_that_the_consumer_has_asked_for(cuda):
     side = SideStream(torch.device("cuda", 0), 1)
     for number, asked in enumerate(batches(side, cuda, 4)):
         assert asked[:4] == [
@@ -81,9 +76,7 @@ def test_what_others_make_waits_for_all_that_the_consumer_has_asked_for(cuda: Re
         ]
 
 
-def test_what_memload_makes_waits_for_a_state_that_the_host_has_almost_waited_for(
-    cuda: Recorded,
-) -> None:
+def test_what_memload_makes_waits_for_a_state_that_the_host_has_almost_waited_for(cuda):
     side = SideStream(torch.device("cuda", 0), 1, waits=False)
     first, *others = batches(side, cuda, 5)
     assert first[:2] == [("event 1", "recorded"), ("side", "waits for", "event 1")]
@@ -97,10 +90,10 @@ def test_what_memload_makes_waits_for_a_state_that_the_host_has_almost_waited_fo
             assert asked[-1] == ("host", "waits for", reached.pop(0))
 
 
-def test_waiting_for_data_comes_before_waiting_for_the_consumer(cuda: Recorded) -> None:
+def test_waiting_for_data_comes_before_waiting_for_the_consumer(cuda):
     side = SideStream(torch.device("cuda", 0), 1, waits=False)
     batch, ready = side.begin(lambda: "batch")
-    first: Any = ready
+    ready_at_first = ready.name
     side.hand_over((batch, ready))
     side.keep_back()
     for _ in range(2):
@@ -110,9 +103,9 @@ def test_waiting_for_data_comes_before_waiting_for_the_consumer(cuda: Recorded) 
         in_hand_over = cuda.asked.copy()
         cuda.asked.clear()
         side.keep_back()
-    assert in_hand_over[-1] == ("host", "waits for", first.name)
+    assert in_hand_over[-1] == ("host", "waits for", ready_at_first)
     ((who, _, what),) = cuda.asked
-    assert (who, what) != ("host", first.name)  # but what the consumer had reached then
+    assert (who, what) != ("host", ready_at_first)  # but what the consumer had reached then
 
 
 class OwnTransform(transforms.Transform):
@@ -130,8 +123,8 @@ class OwnTransform(transforms.Transform):
     ids=["none", "train", "module", "own in a list"],
 )
 def test_only_transforms_of_memload_need_not_wait_for_the_consumer(
-    transform: Any, waits: bool, cuda: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    transform, waits, cuda, monkeypatch
+):
     made = make_pipeline(monkeypatch, transform)
-    second = batches(made.side_stream, cuda, 2)[1]
+    second = batches(made.side, cuda, 2)[1]
     assert (("event 1", "recorded") in second) == waits

@@ -78,7 +78,7 @@ class _Rows:
         #: None in a copy that was pickled, until a row is read
         self._shards: Shards | None = shards
         self._row, self._crc32 = index.rows_of(name), index.crc32[name]
-        self._starts, self._states = shards.starts, []
+        self._starts, self._states = shards.array.starts.tolist(), []
         for shard in shards.paths:
             status = shard.stat()
             self._states.append(FileState(status.st_size, status.st_mtime_ns))
@@ -92,8 +92,7 @@ class _Rows:
         if self._shards is None:
             self._shards = Shards(Index.open(self._index_path), self._name)
         row = int(self._row[sample])
-        shard, row_of_shard = self._shards.locate(row)
-        content: np.ndarray = self._shards.maps[shard][row_of_shard]
+        content = self._shards.row(row)
         if zlib.crc32(content.data) != self._crc32[row]:
             path = self._index_path
             raise DecodeError(f"row {row} of {path} has changed since it was written")

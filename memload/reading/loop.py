@@ -1,0 +1,145 @@
+"""The loop that makes batches ahead of their consumer, in two queues.
+
+    jobs ─▶ reading ───────────▶ made ────────────────────▶ consumer
+            rows asked for       on threads, or by the      in order
+            of the disk          consumer's own thread
+
+`run_ahead` knows nothing of data sets. A script may end while its generator is alive. Threads are
+ended at exit, before the interpreter ends. When the generator is closed after that, names of
+modules may be gone.
+"""
+
+import itertools
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+from memload.machine import starting_threads
+from memload.reading.streams import SideStream, current_stream
+
+_POOL_NAME = "memload-batch"
+FORKED = (
+    "This iterator is used in a forked child, but what it has in flight stayed in the parent "
+    "process. Iterate anew in the child."
+)
+
+
+class Job(Protocol):
+    """Makes one batch."""
+
+    def is_ready(self) -> bool:
+        """Return whether `make` would not wait for the disk. Never blocks."""
+
+    def make(self) -> Any:
+        """Make the batch. Blocks until what it needs is there."""
+
+
+def run_ahead(
+    jobs: Iterable[Any],
+    *,
+    side: SideStream | None = None,
+    num_threads: int = 0,
+    in_flight: int = 1,
+    reads_ahead: int = 0,
+) -> Generator[tuple[Any, Any], None, None]:
+    """Yield every job and the batch that it has made, in order. An error comes in its turn.
+
+    Args:
+        jobs: taken on the caller's thread. To take one is to begin reading its rows.
+        side: makes batches on a CUDA stream of its own, and hands them over to the caller's.
+        num_threads: how many threads make batches. With 0 the caller's thread does, which is ahead
+            of the consumer if it only asks a stream to. It does not wait for the disk while it has
+            a batch to yield.
+        in_flight: how many batches are made at a time, counting the one that is yielded next.
+        reads_ahead: how many more jobs are taken before that.
+    """
+    process, getpid, is_finalizing = os.getpid(), os.getpid, sys.is_finalizing
+    pool = ThreadPoolExecutor(num_threads, _POOL_NAME) if num_threads else None
+    jobs = _with_errors(jobs)
+    reading: deque[Any] = deque()
+    made: deque[tuple[Any, Any]] = deque()
+    job = None
+    try:
+        while True:
+            taken = len(reading) + len(made)
+            reading.extend(itertools.islice(jobs, reads_ahead + in_flight - taken))
+            while reading and len(made) < in_flight:
+                if made and pool is None and not reading[0].is_ready():
+                    break
+                job = reading.popleft()
+                made.append((job, _begin(job, side, pool)))
+            if not made:
+                return
+            job = None  # its memory may be what the next one takes
+            yield _hand_over(*made.popleft(), side)
+            if getpid() != process and (reading or made or pool is not None):
+                raise RuntimeError(FORKED)
+    finally:
+        job = None  # a traceback may hold this frame, and with it page-locked memory
+        reading.clear()
+        made.clear()
+        if pool is not None and not is_finalizing() and getpid() == process:
+            # A thread of the pool may happen to collect a dropped generator. It must not wait.
+            is_consumer = not threading.current_thread().name.startswith(_POOL_NAME)
+            pool.shutdown(wait=is_consumer, cancel_futures=True)
+
+
+def _begin(job: Any, side: SideStream | None, pool: Executor | None) -> Any:
+    """Make the batch of a job, or let a thread do so. Returns what has a ``result()``."""
+    make = job.make
+    if side is not None:
+        # A thread of the pool could not ask for the caller's current stream.
+        make = partial(side.begin, make, current_stream(side.device))
+    if pool is None:
+        return _Result(make)
+    with starting_threads("use num_threads=0, which makes batches on your own thread"):
+        return pool.submit(make)
+
+
+def _hand_over(job: Any, begun: Any, side: SideStream | None) -> tuple[Any, Any]:
+    batch = begun.result()
+    return job, batch if side is None else side.hand_over(batch)
+
+
+class _Result:
+    """What a function returns or raises, as a Future has it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._value = self._error = None
+        try:
+            self._value = function()
+        except Exception as error:  # noqa: BLE001  # raised when its turn comes
+            self._error = error
+
+    def result(self) -> Any:
+        if self._error is None:
+            return self._value
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame
+
+
+def _with_errors(jobs: Iterable[Any]) -> Iterator[Any]:
+    """Yield jobs. If one cannot be had, the last job raises the error, after those before it."""
+    try:
+        yield from jobs
+    except Exception as error:  # noqa: BLE001  # raised when its turn comes
+        yield _Failure(error)
+
+
+class _Failure:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def is_ready(self) -> bool:
+        return True
+
+    def make(self) -> Any:
+        raise self._error
