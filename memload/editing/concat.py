@@ -256,7 +256,7 @@ def _unite_array(name: str, indexes: Sequence[Index]) -> _UnitedArray:
         old_rows = index.rows_of(name)
         rows.append(old_rows + np.array(moves)[np.searchsorted(starts, old_rows, "right") - 1])
     shards = tuple(
-        # Resolve the link: Shards accepts links only inside the index's folder.
+        # A file in another folder is named with its folder.
         replace(file.shard, file=path.name if path.parent == folder else str(path.resolve()))
         for path, file in placed.items()
     )

@@ -85,11 +85,13 @@ class Loader:
         num_threads: how many threads copy rows, on the CPU and with the feed ``"pinned"``; with 0,
             your own thread does. By default the cores of this process, at most 8.
         prefetch_factor: how many batches are made ahead; with threads, ahead for each of them.
-        feed: the way to the device: ``"auto"``, ``"resident"``, ``"dma"``, ``"pinned"`` or
-            ``"cpu"``. See docs/memory.md. The property `feed` says which one it is, and why.
+        feed: the way to the device: ``"auto"``, ``"resident"``, ``"dma"`` (or ``"disk"``),
+            ``"pinned"`` or ``"cpu"``. See docs/memory.md. The property `feed` says which one it is,
+            and why.
         static_buffers: copy each batch into the same tensors, for a captured CUDA graph.
         cache_bytes: how much RAM may hold rows for the feed ``"dma"``, for all Loaders of the
-            process, such as ``"64GB"``. By default half of what is available.
+            process, such as ``"64GB"``. By default half of what is available. An error with a
+            feed that holds none.
 
     Raises ValueError and TypeError for wrong arguments, FeedError if a feed asked for by name
     cannot serve, and FormatError as `MemmapDataset` does.
