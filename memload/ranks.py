@@ -26,6 +26,13 @@ def this_process() -> tuple[int, int]:
     return _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
 
 
+def rank_or_zero() -> int:
+    """Return the rank, for random numbers that differ between processes; 0 if nothing says it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return _from_environment("RANK", 0)
+
+
 def local_replicas() -> int:
     """Return how many of them torchrun has started on this host. Raises ValueError."""
     return _from_environment("LOCAL_WORLD_SIZE", 1)

@@ -143,4 +143,4 @@ def seed_offset() -> int:
     """Return what to add to a seed so that each rank and DataLoader worker draws differently."""
     worker = get_worker_info()
     worker_seed = 0 if worker is None else worker.seed + 1
-    return (worker_seed << 64) + (ranks.this_process()[0] << 128)
+    return (worker_seed << 64) + (ranks.rank_or_zero() << 128)
