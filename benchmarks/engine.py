@@ -392,7 +392,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--scale", type=float, default=1.0, help="of the rows, for a trial")
     parser.add_argument("--commits", nargs=2, metavar=("THIS", "OTHER"))
-    parser.add_argument("--json", type=Path, default=harness.HERE / "results" / "engine" / "new.jsonl")
+    parser.add_argument("--json", type=Path, default=harness.HERE / "engine.jsonl")
     options = parser.parse_args()
     parts = [Part(name, options) for name in options.only.split(",")]
     if unknown := {part.name for part in parts} - set(PARTS):
