@@ -19,6 +19,7 @@ import torch
 
 from memload import FeedError, Loader, MemmapDataset
 from memload.feeds import held
+from memload.feeds.feed import Samples
 from memload.feeds.held import Filler, plan_files, ram_budget
 from memload.machine import available_memory
 from tests.feeds.page_cache import drop_pages, look_for_pages
@@ -81,7 +82,7 @@ def main(group, path):
     found["budget"] = ram_budget(10**15)
     dataset, kept = MemmapDataset(path), []
     for _ in range(3):  # several Loaders that would hold all rows
-        (files,) = plan_files([dataset.shards], math.inf)
+        (files,) = plan_files([Samples(dataset.shards, dataset.index.row)], math.inf)
         for file in files:
             file.planned = file.size
         filler = Filler(files, torch.device("cpu"), lambda: False)
