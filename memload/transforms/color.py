@@ -181,8 +181,10 @@ def _grey_levels(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images.float()
     red, green, blue = _channels(_planes(images))
-    weights = torch.tensor(LUMA).tolist()  # rounded to float32
-    sums: Tensor = (red * weights[0]).double().add_(green.double(), alpha=weights[1]).float()
+    weights = np.array(LUMA, np.float32).tolist()
+    sums: Tensor = (
+        red.float().mul_(weights[0]).double().add_(green.double(), alpha=weights[1]).float()
+    )
     return sums.double().add_(blue.double(), alpha=weights[2]).float().floor_()
 
 
@@ -193,7 +195,10 @@ def _grey(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images.float() if images.dtype == torch.uint8 else images
     red, green, blue = _channels(_planes(images))
-    return (red * LUMA[0]).add_(green * LUMA[1]).add_(blue * LUMA[2])
+    # As tensors, since uint8 times a number would have torch's default dtype.
+    work = torch.promote_types(images.dtype, torch.float32)
+    weights = torch.tensor(LUMA, dtype=work, device="cpu")
+    return (red * weights[0]).add_(green * weights[1]).add_(blue * weights[2])
 
 
 def _blend(
@@ -244,7 +249,7 @@ def _turn_hue(planes: Tensor, turn: Tensor, dtype: torch.dtype) -> Tensor:
     # Only operations that the CPU vectorizes: 1.0 ms for an image of 224², and with torch's
     # ``remainder``, ``fmod``, and ``max`` of a dimension 3.9 ms.
     is_uint8 = dtype == torch.uint8
-    pixels = planes * (1 / 255) if is_uint8 else planes.float()
+    pixels = planes.float().mul_(1 / 255) if is_uint8 else planes.float()
     channels = _channels(pixels)
     value = torch.maximum(torch.maximum(channels[0], channels[1]), channels[2])
     spread = value - torch.minimum(torch.minimum(channels[0], channels[1]), channels[2])

@@ -85,7 +85,7 @@ class PlannedPainting(PlannedSteps):
         boxes = step.boxes(draws_of_step, *images.shape[2:])
         colour_bytes = None
         if colour is not None:
-            values = torch.tensor(colour, dtype=torch.float64).to(images.dtype)
+            values = torch.tensor(colour, dtype=torch.float64, device="cpu").to(images.dtype)
             colour_bytes = Parameters(values.view(torch.uint8).numpy())
         return PaintingPlan(Parameters(boxes), colour_bytes, Parameters(draws_of_step.streams))
 
@@ -246,6 +246,6 @@ def _normal_quantiles(dtype: torch.dtype, device: torch.device) -> Tensor:
 
     They are a table, since devices differ in their mathematical functions.
     """
-    probabilities = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
+    probabilities = (torch.arange(1 << 16, dtype=torch.float64, device="cpu") + 0.5) / (1 << 16)
     quantiles: Tensor = torch.special.ndtri(probabilities)
     return quantiles.float().to(dtype).to(device)

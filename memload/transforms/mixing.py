@@ -139,7 +139,7 @@ class MixUp(Mixing, Transform):
                 expected = f"from 0 to {self.num_classes - 1}, as num_classes says"
                 raise wrong(self, "columns['label']", expected, f"{lowest} to {highest}")
         classes = torch.arange(self.num_classes, device=labels.device)
-        shares = torch.empty(count, self.num_classes, device=labels.device)
+        shares = torch.empty(count, self.num_classes, dtype=torch.float32, device=labels.device)
         return torch.eq(labels[:, None], classes, out=shares)  # one_hot() would wait for a GPU
 
 

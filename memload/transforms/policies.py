@@ -53,7 +53,7 @@ def magnitudes(ranges: Ranges, bins: int, height: int, width: int) -> np.ndarray
         return values.astype(np.float64)
 
     shifts = [ranges.translate + ranges.translate_share * extent for extent in (width, height)]
-    lost = torch.arange(bins, dtype=torch.float32) / ((bins - 1) / ranges.posterize)
+    lost = torch.arange(bins, dtype=torch.float32, device="cpu") / ((bins - 1) / ranges.posterize)
     rows = {
         **dict.fromkeys(("ShearX", "ShearY"), steps(0, ranges.shear)),
         "TranslateX": np.trunc(steps(0, shifts[0])),

@@ -304,7 +304,7 @@ def _means(images: Tensor, grid: tuple[Tensor, Tensor]) -> Tensor:
 @functools.cache
 def _grid_sample_fits() -> bool:
     """Return whether `_grid_sample` gives the same bits as `_means` on this CPU."""
-    ramp = torch.arange(4096, dtype=torch.float32)
+    ramp = torch.arange(4096, dtype=torch.float32, device="cpu")
     images = (ramp * 0.37).sin().view(1, 1, 64, 64)
     grid = (ramp * 0.61).cos().view(1, 64, 64), (ramp * 0.83).cos().view(1, 64, 64)
     return torch.equal(_grid_sample(images, grid), _means(images, grid))
