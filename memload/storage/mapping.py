@@ -1,4 +1,4 @@
-"""Map files into memory side by side, so that one array has the rows of all of them. Read files."""
+"""Map files into memory side by side, so that one array has the rows of all of them."""
 
 import ctypes
 import errno
@@ -68,17 +68,6 @@ def fault_in(address: int, size: int) -> None:
     """
     if _libc.madvise(address, size, _MADV_POPULATE_READ) and ctypes.get_errno() in _UNAVAILABLE:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
-def read_into(descriptor: int, memory: memoryview, offset: int) -> bool:
-    """Fill ``memory`` with the bytes of a file from ``offset`` on. False if the file ends before.
-
-    Blocks; the GIL is released meanwhile. Raises OSError.
-    """
-    done = 0
-    while count := os.preadv(descriptor, [memory[done:]], offset + done):
-        done += count
-    return done == len(memory)
 
 
 def disk_reads() -> int:

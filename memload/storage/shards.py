@@ -15,7 +15,7 @@ import numpy as np
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.storage.format import read_npy_header, seal_of
 from memload.storage.index import Array, Index, Shard
-from memload.storage.mapping import disk_reads, map_side_by_side, read_into
+from memload.storage.mapping import disk_reads, map_side_by_side
 from memload.wording import counted, shape_text
 
 #: The kernel reads at most this much for one request to read ahead.
@@ -81,14 +81,16 @@ class Shards:
 
     def _check_content(self, number: int, checksums: np.ndarray, index_name: str) -> None:
         """Check a shard's header, and its first and last row. Raises FormatError."""
-        path, array, shard = self.paths[number], self.array, self.array.shards[number]
-        header, content = bytearray(array.header_bytes), bytearray(array.row_bytes)
-        self.read(number, 0, memoryview(header))
-        check_header(path, bytes(header), shard, array, checksums, index_name)
+        path, array, descriptor = self.paths[number], self.array, self.descriptors[number]
         ends = self._starts[number], self._starts[number + 1] - 1
         offsets = array.locate(np.array(ends))[1].tolist()
-        for row, offset, expected in zip(ends, offsets, checksums[[0, -1]], strict=True):
-            self.read(number, offset, memoryview(content))
+        try:
+            header = os.pread(descriptor, array.header_bytes, 0)
+            contents = [os.pread(descriptor, array.row_bytes, offset) for offset in offsets]
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        check_header(path, header, array.shards[number], array, checksums, index_name)
+        for row, content, expected in zip(ends, contents, checksums[[0, -1]], strict=True):
             if (found := zlib.crc32(content)) != expected:
                 raise ChecksumError(
                     f"{path} is damaged or belongs to another data set: row {row} has checksum "
@@ -164,17 +166,15 @@ class Shards:
         Blocks; the GIL is released meanwhile. Raises FormatError if the shard has been truncated
         or cannot be read.
         """
-        path = self.paths[shard]
-        try:
-            is_whole = read_into(self.descriptors[shard], memory, offset)
-        except OSError as error:
-            raise FormatError(
-                f"{path} cannot be read: {error.strerror}. Check the disk, then restore the file "
-                "or run 'memload build' again.",
-                path=path,
-            ) from error
-        if not is_whole:
-            self.check_sizes([shard])
+        done = 0
+        while done < len(memory):
+            try:
+                count = os.preadv(self.descriptors[shard], [memory[done:]], offset + done)
+            except OSError as error:
+                raise _unreadable(self.paths[shard], error) from error
+            if not count:
+                self.check_sizes([shard])
+            done += count
 
     def check_sizes(self, shards: Iterable[int]) -> None:
         """Raise FormatError if one of these shards is shorter than when it was opened."""
@@ -218,6 +218,14 @@ def _open(path: Path) -> int:
         # a sequence: 4 to 11 % more than the rows.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor
+
+
+def _unreadable(path: Path, error: OSError) -> FormatError:
+    return FormatError(
+        f"{path} cannot be read: {error.strerror}. Check the disk, then restore the file or run "
+        "'memload build' again.",
+        path=path,
+    )
 
 
 def _close(descriptors: list[int]) -> None:

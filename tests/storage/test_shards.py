@@ -3,10 +3,8 @@
 import errno
 import itertools
 import os
-import pickle
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,13 +114,6 @@ def test_masks_arrays_and_npy_files_of_other_programs_come_back(
     for _ in range(2):
         np.testing.assert_array_equal(gather(shards, read.rows_of("extra")), values[rows])
         monkeypatch.setattr(module, "disk_reads", itertools.count().__next__)
-
-
-def test_an_array_is_the_same_value_after_its_rows_were_located(make_dataset):
-    array, other = (Index.read(make_dataset().path).image for _ in range(2))
-    array.locate(np.array([1]))
-    assert array == other == pickle.loads(pickle.dumps(array)) == replace(array)
-    assert hash(array) == hash(other)
 
 
 def test_rows_are_read_from_the_files_while_the_disk_is_read_and_else_from_the_map(
@@ -266,6 +257,20 @@ def test_a_sealed_shard_is_told_from_one_of_other_rows(rows, make_dataset, tmp_p
         ChecksumError, match=r"does not belong to made\.idx: .* seal '[0-9a-f]{16}' in"
     ):
         Shards(index)
+
+
+def test_a_failing_disk_is_told_with_the_file(make_dataset, monkeypatch):
+    index = make_dataset()
+
+    def fail(*arguments):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fail)
+    for use in (lambda: Shards(index), lambda: Index.read(index.path)):
+        with pytest.raises(
+            FormatError, match=r"made\.(bin|idx) cannot be read: Input/output error"
+        ):
+            use()
 
 
 # ---- what happens to files while they are open
