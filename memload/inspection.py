@@ -225,7 +225,7 @@ def _row_ranges(index: Index, array: Array, problems: list[str]) -> Iterator[_Ro
         checksums = index.crc32[array.name][first : first + shard.rows]
         starts = range(0, shard.rows, step)
         try:
-            _check_file(index.path.parent / shard.file, shard, array, checksums, index.path)
+            _check_file(index.path.parent / shard.file, shard, array, checksums, index.path.name)
         except FormatError as error:
             problems.append(str(error))
             if not isinstance(error, ChecksumError):
@@ -237,7 +237,7 @@ def _row_ranges(index: Index, array: Array, problems: list[str]) -> Iterator[_Ro
 
 
 def _check_file(
-    file: Path, shard: Shard, array: Array, checksums: np.ndarray, index_path: Path
+    file: Path, shard: Shard, array: Array, checksums: np.ndarray, index_name: str
 ) -> None:
     check_shard(file, shard, array)
     try:
@@ -245,7 +245,7 @@ def _check_file(
             header = opened.read(array.header_bytes)
     except OSError as error:
         raise FormatError(f"{file} cannot be read: {error.strerror}", path=file) from error
-    check_header(file, header, shard, array, checksums, index_path)
+    check_header(file, header, shard, array, checksums, index_name)
 
 
 def _bad_rows(folder: Path, compared: _RowRange) -> tuple[list[int], list[str]]:

@@ -525,7 +525,7 @@ def test_wrong_data_sets_are_reported_in_one_line(run: Run, output: Path, name: 
         return run(name, path, *(["-o", output.with_name("grid.png")] if name == "preview" else []))
 
     index, missing = output.with_suffix(".idx"), output.with_name("missing.bin")
-    assert_one_line(inspect_it(missing), f"{missing} does not exist")
+    assert_one_line(inspect_it(missing), f"{missing.with_suffix('.idx')} does not exist")
     content = index.read_bytes()
     index.write_bytes(b"x" * 100)
     assert_one_line(inspect_it(output), index)

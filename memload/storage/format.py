@@ -129,7 +129,6 @@ Index
 """
 
 import hashlib
-import os
 import re
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -267,17 +266,12 @@ def index_path(path: str | Path) -> Path:
     if path.suffix == ".idx":
         return path
     if path.suffix == ".bin":
-        index = path.with_suffix(".idx")
-        if os.path.exists(index):  # noqa: PTH110  # no name is too long for os.path
-            return index
         return path.with_name(re.sub(f"{_SHARD_NUMBER}$", "", path.stem) + ".idx")
-    # A path such as "." or "/" has no name.
-    index = path.with_name(f"{path.name}.idx") if path.name else path
-    if index == path or (os.path.exists(path) and not os.path.exists(index)):  # noqa: PTH110  # as above
-        found, images = ("a folder", path) if path.is_dir() else ("another file", path.parent)
+    index = path.parent / f"{path.name}.idx"
+    if path.exists() and not index.exists():
         raise FormatError(
-            f"{path} is {found}, not a data set such as out.bin. Make one from a folder of images: "
-            f"'memload build {images} out.bin'.",
+            f"{path} is not a data set such as out.bin. Make one from a folder of images: 'memload "
+            f"build {path if path.is_dir() else path.parent} out.bin'.",
             path=path,
         )
     return index

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-import stat
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memload.errors import FormatError, MissingError
+from memload.errors import FormatError, MissingError, describe_error
 from memload.storage.format import (
     DESCRS,
     DESCRS_OF_ARRAYS,
@@ -30,9 +30,6 @@ from memload.storage.format import (
 )
 from memload.storage.keys import Keys
 from memload.wording import listed, shape_text
-
-#: What a damaged index may raise while it is read, besides safetensors' own error.
-_DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -112,11 +109,6 @@ class Array:
         shard = self.shard_of(rows)
         return shard, self.header_bytes + (rows - self.starts[shard]) * self.row_bytes
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the entry of the metadata. The kind is left out for images."""
-        entry = asdict(self)
-        return {name: value for name, value in entry.items() if (name, value) != ("kind", "image")}
-
 
 @dataclass(frozen=True)
 class Index:
@@ -173,7 +165,7 @@ class Index:
     @property
     def data_bytes(self) -> int:
         """The size of all shards in bytes, headers included."""
-        return sum(array.data_bytes for array in self.arrays)
+        return sum(shard.bytes for shard in self.shards)
 
     @property
     def names(self) -> list[str]:
@@ -182,8 +174,7 @@ class Index:
 
     def setting(self, name: str) -> Any:
         """Return a setting of the build. None if it is not known, as in an index of other tools."""
-        settings = self.build.get("settings")
-        return settings.get(name) if isinstance(settings, Mapping) else None
+        return self.build.get("settings", {}).get(name)
 
     def array(self, name: str) -> Array:
         """Return the array of this name. Raises KeyError."""
@@ -200,10 +191,11 @@ class Index:
         self.array(name)
         return self.other_rows.get(name, self.row)
 
-    def texts_of(self, name: str) -> tuple[str, ...] | None:
-        """Return the texts that the column of this name counts into, or None."""
-        is_label = name == "label" and self.classes is not None
-        return self.classes if is_label else self.categories.get(name)
+    @property
+    def texts(self) -> dict[str, tuple[str, ...]]:
+        """The texts that columns count into: the categories, and the classes for the labels."""
+        labels = {} if self.classes is None else {"label": self.classes}
+        return {**self.categories, **labels}
 
     def subset(self, indices: np.ndarray) -> "Index":
         """Return the index of some samples, in the order given, over the same shards.
@@ -231,16 +223,9 @@ class Index:
 
         Raises FormatError as `read` does, and if ``path`` names pixels that the index does not.
         Otherwise a copy of ``out.bin`` and ``out.idx`` under another name would open the original.
-        Raises TypeError for what is no path.
         """
-        if not isinstance(path, str | os.PathLike):
-            kind = type(path).__name__
-            raise TypeError(f"The data set is a {kind}. Give its path, such as 'out.bin'.")
         path = Path(path)
-        try:
-            index = cls.read(index_path(path))
-        except FileNotFoundError:
-            raise _missing(index_path(path), path) from None
+        index = cls.read(index_path(path))
         pattern, first = shard_pattern(path), index.image.shards[0].file
         if path.suffix == ".bin" and not any(
             shard.file == path.name or pattern.fullmatch(shard.file) for shard in index.shards
@@ -256,19 +241,15 @@ class Index:
     def read(cls, path: str | Path) -> "Index":
         """Read an index file into memory and check it.
 
-        Checks the fingerprint of the metadata, the checksums of all tensors but the names, and that
-        all numbers are in range. The names are read and checked when one is first used, from the
-        file that was opened here, even if another one has taken its place since.
+        Checks the fingerprint of the metadata, the checksums of all tensors but the names, where
+        the rows lie, and that numbers are in range. The names are read and checked when one is
+        first used, from the file that was opened here, even if another one has taken its place.
 
         Raises FormatError, and MissingError (also a FileNotFoundError) if there is no such file.
         """
         path = Path(path)
         with _reading(path):
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise OSError("it is a folder, a pipe or a device")
-            from safetensors import safe_open  # not before: `import memload` is to be fast
-
-            return _read_index(path, safe_open(path, framework="np"))
+            return _read_index(path, _Tensors(path))
 
     def write(self, path: str | Path) -> "Index":
         """Write the index to ``path``, flush it to the disk, and return it as written.
@@ -299,26 +280,23 @@ class Index:
 
     def _metadata(self, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Return the metadata of the file, with the fingerprint."""
-        metadata = {
+        metadata: dict[str, Any] = {
             "format_version": self.format_version,
             "samples": len(self),
-            "arrays": [array.as_dict() for array in self.arrays],
-            "tensors": {
-                name: {
-                    "dtype": tensor.dtype.str,
-                    "shape": list(tensor.shape),
-                    "crc32": zlib.crc32(tensor.data),
-                }
-                for name, tensor in tensors.items()
-            },
+            "arrays": [asdict(array) for array in self.arrays],
+            "tensors": {name: _entry_of(tensor) for name, tensor in tensors.items()},
             "columns": list(self.columns),
             "classes": self.classes,
             "points": self.points,
-            **({"categories": dict(self.categories)} if self.categories else {}),
-            **({"boxes": self.boxes} if self.boxes else {}),
             "build": dict(self.build),
             "statistics": dict(self.statistics),
         }
+        # The rest is left out where it says nothing: version 1 was there before.
+        metadata |= {"categories": dict(self.categories)} if self.categories else {}
+        metadata |= {"boxes": self.boxes} if self.boxes else {}
+        for entry in metadata["arrays"]:
+            if entry["kind"] == "image":
+                del entry["kind"]
         return metadata | {"fingerprint": hashlib.sha256(_canonical(metadata)).hexdigest()}
 
     def _tensors(self) -> dict[str, np.ndarray]:
@@ -341,7 +319,8 @@ class Index:
 
 def class_counts(labels: np.ndarray, classes: int) -> list[int]:
     """Return how many samples each class has."""
-    return [int(count) for count in np.bincount(labels, minlength=classes)]
+    counts: list[int] = np.bincount(labels, minlength=classes).tolist()
+    return counts
 
 
 def _replace_file(path: Path, content: bytes) -> None:
@@ -376,61 +355,90 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+class _Tensors:
+    """The tensors of an index file. Each is read and checked when it is asked for.
+
+    They come from the file that was opened here, even if another one has taken its name since.
+    safetensors' ``safe_open`` would do, but it maps the file: that takes three times as long, and
+    the pages count as memory of this process as long as the index is open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Without O_NONBLOCK, a pipe would be waited for.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._start = 8 + int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
+        self._header = json.loads(os.pread(self._descriptor, self._start - 8, 8))
+        self.metadata = json.loads(self._header["__metadata__"][METADATA_KEY])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        entry = self.metadata["tensors"][name]
+        offset = self._start + self._header[name]["data_offsets"][0]
+        # Opened once more, for a position of its own: a forked process shares that of a descriptor.
+        path, count = f"/dev/fd/{self._descriptor}", math.prod(entry["shape"])
+        flat: np.ndarray = np.fromfile(path, entry["dtype"], count, offset=offset)
+        tensor = flat.reshape(entry["shape"])
+        _require(_entry_of(tensor) == entry, f"its tensor {name!r} differs from its checksum")
+        return tensor
+
+
+def _entry_of(tensor: np.ndarray) -> dict[str, Any]:
+    """Return what the metadata say of a tensor."""
+    shape, crc32 = list(tensor.shape), zlib.crc32(tensor.data)
+    return {"dtype": tensor.dtype.str, "shape": shape, "crc32": crc32}
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn whatever a missing, unreadable or damaged index raises into FormatError."""
-    from safetensors import SafetensorError
-
     try:
         yield
     except FileNotFoundError:
-        raise _missing(path, path) from None
+        raise _missing(path) from None
     except OSError as error:
-        reason = error.strerror or error
-        raise FormatError(f"{path} cannot be read: {reason}.", path=path) from error
-    except (SafetensorError, *_DAMAGE) as error:
-        detail = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise FormatError(
-            f"{path} is damaged or was not written by memload: {detail:.200}. Restore it, or run "
-            "'memload build' again.",
+            f"{path} is damaged or was not written by memload ({describe_error(error):.200}). "
+            "Restore it, or run 'memload build' again.",
             path=path,
         ) from None
 
 
-def _read_index(path: Path, file: Any) -> Index:
-    """Read an index. Raises FormatError, OSError, SafetensorError, or one of `_DAMAGE`."""
-    metadata = json.loads(file.metadata()[METADATA_KEY])
+def _read_index(path: Path, tensors: _Tensors) -> Index:
+    """Check an index and return it. Raises any of the exceptions that `_reading` knows."""
+    metadata = tensors.metadata
     _check_identity(path, metadata)
-    entries, classes = metadata["tensors"], metadata["classes"]
-    tensors = {
-        name: _read_tensor(file, name, entry)
-        for name, entry in entries.items()
-        if not name.startswith("key/")
-    }
 
     @functools.cache
     def load_names() -> tuple[np.ndarray, np.ndarray]:
         with _reading(path):
-            names = "key/offsets", "key/bytes"
-            offsets, data = (_read_tensor(file, name, entries[name]) for name in names)
-            fits = offsets[0] == 0 and offsets[-1] == len(data)
-            _require(fits and not (offsets[1:] < offsets[:-1]).any(), "its names overlap")
-            return offsets, data
+            return tensors["key/offsets"], tensors["key/bytes"]
 
-    samples = len(tensors["row"])
-    _require(entries["key/offsets"]["shape"] == [samples + 1], "it has not a name for each sample")
+    entries, classes = metadata["tensors"], metadata["classes"]
     arrays = tuple(_parse_array(entry) for entry in metadata["arrays"])
-    rows = {array.name: tensors.get(f"row/{array.name}") for array in arrays}
     index = Index(
         path=path,
         arrays=arrays,
         row=tensors["row"],
         flags=tensors["flags"],
-        keys=Keys.loaded_by(load_names, samples),
+        keys=Keys.loaded_by(load_names, entries["key/offsets"]["shape"][0] - 1),
         columns={name: tensors[name] for name in metadata["columns"]},
         crc32={array.name: tensors[f"crc32/{array.name}"] for array in arrays},
         classes=None if classes is None else tuple(classes),
-        other_rows={name: numbers for name, numbers in rows.items() if numbers is not None},
+        other_rows={
+            array.name: tensors[f"row/{array.name}"]
+            for array in arrays
+            if f"row/{array.name}" in entries
+        },
         points=tuple(metadata["points"]),
         boxes=tuple(metadata.get("boxes", ())),
         categories={name: tuple(texts) for name, texts in metadata.get("categories", {}).items()},
@@ -438,7 +446,14 @@ def _read_index(path: Path, file: Any) -> Index:
         statistics=metadata["statistics"],
         fingerprint=metadata["fingerprint"],
     )
-    _check_numbers(index, metadata["samples"])
+    values = index.row, *index.other_rows.values(), index.flags, *index.columns.values()
+    sizes = {len(index.keys), *map(len, values)}
+    _require(sizes == {metadata["samples"]}, "it has not one value for each sample")
+    _require(index.image.kind == "image", "its images are of another kind")
+    for array in arrays:
+        _check_range(index.rows_of(array.name), array.rows, f"row of {array.name!r}")
+    for name, texts in index.texts.items():
+        _check_range(index.columns[name], len(texts), f"number in {name!r}")
     return index
 
 
@@ -456,64 +471,28 @@ def _check_identity(path: Path, metadata: Any) -> None:
     _require(metadata["fingerprint"] == expected, "its fingerprint does not fit its metadata")
 
 
-def _read_tensor(file: Any, name: str, entry: Any) -> np.ndarray:
-    """Return a tensor if it is the one that the metadata describe."""
-    tensor: np.ndarray = file.get_tensor(name)
-    found = tensor.dtype.str, [*tensor.shape], zlib.crc32(tensor.data)
-    expected = entry["dtype"], entry["shape"], entry["crc32"]
-    _require(found == expected, f"its tensor {name!r} differs from its checksum")
-    return tensor
-
-
-#: For each kind of array, its element types, and the number of its dimensions unless it is free.
-_KINDS: Mapping[str, tuple[Sequence[str], int | None]] = {
-    "image": (DESCRS, 3),
-    "mask": (DESCRS_OF_MASKS, 2),
-    "array": (DESCRS_OF_ARRAYS, None),
-}
+_DESCRS_OF_KINDS = {"image": DESCRS, "mask": DESCRS_OF_MASKS, "array": DESCRS_OF_ARRAYS}
 
 
 def _parse_array(entry: Any) -> Array:
-    shards = tuple(Shard(shard["file"], shard["rows"], shard["bytes"]) for shard in entry["shards"])
-    name, kind = entry["name"], entry.get("kind", "image")
-    array = Array(name, entry["descr"], tuple(entry["shape"]), shards, kind)
-    descrs, dimensions = _KINDS[kind]
-    is_known = array.descr in descrs and dimensions in (None, len(array.shape))
-    _require(is_known, f"its array {name!r} has the type {array.descr} and shape {array.shape}")
-    sizes = *array.shape, *(shard.rows for shard in shards)
-    _require(all(type(size) is int and size > 0 for size in sizes), f"{name!r} has an empty side")
+    """Return the array of an entry of the metadata. Raises ValueError if it cannot be right."""
+    shards = tuple(Shard(**shard) for shard in entry["shards"])
+    array = Array(**{**entry, "shape": tuple(entry["shape"]), "shards": shards})
+    _require(array.descr in _DESCRS_OF_KINDS[array.kind], f"{array.name!r} is of {array.descr}")
     header = array.header_bytes
-    is_other = kind != "image" and 0 < header < MAX_NPY_HEADER_BYTES
-    _require(is_other or header == HEADER_BYTES, f"{shards[0].file} has a wrong size")
+    is_other = array.kind != "image" and 0 < header < MAX_NPY_HEADER_BYTES
     for shard in shards:
         fits = shard.bytes == header + shard.rows * array.row_bytes
-        _require(fits, f"{shard.file} has a wrong size")
+        _require(fits and (is_other or header == HEADER_BYTES), f"{shard.file} has a wrong size")
         is_name = Path(shard.file).name == shard.file not in ("", "..")
         _require(is_name, f"{shard.file!r} is not a file name without a folder")
     return array
 
 
-def _check_numbers(index: Index, samples: Any) -> None:
-    """Check that there is a value for each sample, and that rows and labels are in range."""
-    _require(index.image.kind == "image", "its images are of another kind")
-    _require(len(index) == samples == len(index.flags), f"it has not {samples} samples")
-    for name, column in index.columns.items():
-        _require(len(column) == samples, f"its column {name!r} has not {samples} entries")
-    for array in index.arrays:
-        rows = index.crc32[array.name].shape
-        _require(rows == (array.rows,), f"its checksums of {array.name!r} are not one for each row")
-        _check_range(index.rows_of(array.name), samples, array.rows, f"row of {array.name!r}")
-    texts = dict(index.categories)
-    if index.classes is not None:
-        texts["label"] = index.classes
-    for name, known in texts.items():
-        _check_range(index.columns[name], samples, len(known), f"number in {name!r}")
-
-
-def _check_range(numbers: np.ndarray, samples: int, stop: int, what: str) -> None:
-    """Check that numbers are int64 ``(samples,)`` from 0 to ``stop - 1``."""
-    is_right = numbers.dtype.str == "<i8" and numbers.shape == (samples,)
-    if is_right and samples:
+def _check_range(numbers: np.ndarray, stop: int, what: str) -> None:
+    """Check that numbers are int64 ``(n,)`` from 0 to ``stop - 1``."""
+    is_right = numbers.dtype.str == "<i8" and numbers.ndim == 1
+    if is_right and numbers.size:
         is_right = bool(numbers.min() >= 0 and numbers.max() < stop)
     _require(is_right, f"a {what} is not a whole number from 0 to {stop - 1}")
 
@@ -528,24 +507,17 @@ def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def _missing(path: Path, given: Path) -> MissingError:
-    """Return the error for an index that does not exist. The advice depends on what does.
-
-    ``given`` is what the user named, such as ``out.bin``.
-    """
-    pixels, building = path.with_suffix(".bin"), output_paths(path.with_suffix(".bin"))[1]
-    if os.path.exists(building):  # noqa: PTH110  # no name is too long for os.path
+def _missing(path: Path) -> MissingError:
+    """Return the error for an index that does not exist."""
+    building = output_paths(path.with_suffix(".bin"))[1]
+    if building.exists():
         message = (
-            f"{given} is missing: its build is not complete ({building}). If it is running, wait "
+            f"{path} is missing: its build is not complete ({building}). If it is running, wait "
             "for it. Otherwise run the same 'memload build' again; it goes on where it stopped."
-        )
-    elif os.path.exists(pixels):  # noqa: PTH110  # as above
-        message = (
-            f"{path} is missing: without an index, {pixels.name} has no labels and no names. Copy "
-            "the index here too, or run 'memload build' again."
         )
     else:
         message = (
-            f"{given} does not exist. Check the path, or make a data set with 'memload build'."
+            f"{path} does not exist. Check the path, copy the index beside its pixels, or make a "
+            "data set with 'memload build'."
         )
     return MissingError(message, path=path)

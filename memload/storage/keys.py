@@ -7,7 +7,7 @@ from typing import Any, Self, overload
 
 import numpy as np
 
-from memload.wording import counted
+from memload.wording import counted, listed
 
 
 class Keys(Sequence[str]):
@@ -22,8 +22,8 @@ class Keys(Sequence[str]):
 
     def __init__(self, offsets: np.ndarray, data: np.ndarray) -> None:
         self._load: Callable[[], tuple[np.ndarray, np.ndarray]] = lambda: (offsets, data)
-        self._size = len(offsets) - 1
-        self._chosen: np.ndarray | None = None
+        #: Which of the loaded names these are.
+        self._chosen: range | np.ndarray = range(len(offsets) - 1)
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Self:
@@ -41,7 +41,7 @@ class Keys(Sequence[str]):
         It is called each time that names are used.
         """
         keys = cls.__new__(cls)
-        keys._load, keys._size, keys._chosen = load, size, None
+        keys._load, keys._chosen = load, range(size)
         return keys
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -49,7 +49,7 @@ class Keys(Sequence[str]):
         return type(self), self.pack()
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._chosen)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -59,7 +59,7 @@ class Keys(Sequence[str]):
         position = range(len(self))[index]
         if isinstance(position, range):
             return [self[each] for each in position]
-        number = position if self._chosen is None else self._chosen[position]
+        number = self._chosen[position]
         offsets, data = self._load()
         return os.fsdecode(data[offsets[number] : offsets[number + 1]].tobytes())
 
@@ -69,14 +69,12 @@ class Keys(Sequence[str]):
         return (os.fsdecode(names[start:stop]) for start, stop in pairwise(offsets.tolist()))
 
     def __repr__(self) -> str:
-        shown = ", ".join(repr(name) for name in self[:3])
-        count = counted(len(self), "name")
-        return f"Keys([{shown}{', …' if len(self) > 3 else ''}], {count})"
+        return f"Keys({counted(len(self), 'name')}: {listed(self[:4], 3)})"
 
     def take(self, indices: np.ndarray) -> "Keys":
         """Return a view of some names, in the order given. ``indices`` are int64 and in range."""
-        view = type(self).loaded_by(self._load, len(indices))
-        view._chosen = indices if self._chosen is None else self._chosen[indices]
+        view = self.loaded_by(self._load, 0)
+        view._chosen = indices if isinstance(self._chosen, range) else self._chosen[indices]
         return view
 
     def pack(self) -> tuple[np.ndarray, np.ndarray]:
@@ -85,12 +83,10 @@ class Keys(Sequence[str]):
         The names of a view are copied. Raises FormatError if they are damaged.
         """
         offsets, data = self._load()
-        if self._chosen is None:
+        if isinstance(self._chosen, range):
             return offsets, data
         starts, stops = offsets[self._chosen], offsets[self._chosen + 1]
-        packed_offsets = np.zeros(len(self) + 1, np.int64)
-        np.cumsum(stops - starts, out=packed_offsets[1:])
         names, packed = data.data, bytearray()
         for start, stop in zip(starts, stops, strict=True):
             packed += names[start:stop]
-        return packed_offsets, np.frombuffer(packed, np.uint8)
+        return np.append(0, np.cumsum(stops - starts)), np.frombuffer(packed, np.uint8)

@@ -1,6 +1,5 @@
 """The rows of an array, in its files: open and check them, and copy rows to memory."""
 
-import errno
 import io
 import mmap
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from memload.errors import ChecksumError, FormatError, MissingError
-from memload.storage.format import HEADER_BYTES, npy_header, read_npy_header, seal_of
+from memload.storage.format import read_npy_header, seal_of
 from memload.storage.index import Array, Index, Shard
 from memload.storage.mapping import disk_reads, map_side_by_side
 from memload.wording import counted, shape_text
@@ -33,7 +32,8 @@ class Shards:
     other processes see. Reading is thread-safe.
 
     Opening checks that each shard exists, has the size and the header that the index requires, and
-    that its first and last row have the checksums in the index. Raises FormatError.
+    that its first and last row have the checksums in the index. Raises FormatError, and OSError if
+    a file cannot be opened or mapped.
 
     Shards must not change while they are open. Replace them by renaming other files. If a shard has
     been truncated, the next `gather` raises FormatError. If it is truncated while a `gather` copies
@@ -52,7 +52,7 @@ class Shards:
             self.descriptors.append(_open(path))
         self._map()
         for number, checksums in enumerate(np.split(index.crc32[name], self.array.starts[1:-1])):
-            self._check_content(number, checksums, index.path)
+            self._check_content(number, checksums, index.path.name)
         #: For so many gathers, rows are read from the files. The first shows if they are in RAM.
         self._cold_gathers_left = int(hasattr(os, "posix_fadvise"))
 
@@ -66,12 +66,8 @@ class Shards:
                      └──────────────────────────── _table ─────────────────────────┘
         """
         row_bytes, shards = self.array.row_bytes, self.array.shards
-        try:
-            sizes = [shard.bytes for shard in shards]
-            mapped, offsets = map_side_by_side(self.descriptors, sizes, row_bytes)
-        except (OSError, OverflowError) as error:
-            path = self.paths[0]
-            raise FormatError(f"{path} cannot be mapped: {error}.", path=path) from error
+        sizes = [shard.bytes for shard in shards]
+        mapped, offsets = map_side_by_side(self.descriptors, sizes, row_bytes)
         rows = mapped[self.array.header_bytes :]
         rows = rows[: len(rows) // row_bytes * row_bytes]
         self._table = rows.view(self.array.descr).reshape((-1, *self.array.shape))
@@ -83,25 +79,24 @@ class Shards:
             for first, shard in zip(first_rows.tolist(), shards, strict=True)
         ]
 
-    def _check_content(self, number: int, checksums: np.ndarray, index: Path) -> None:
+    def _check_content(self, number: int, checksums: np.ndarray, index_name: str) -> None:
         """Check a shard's header, and its first and last row. Raises FormatError."""
-        path, descriptor = self.paths[number], self.descriptors[number]
-        shard = self.array.shards[number]
-        ends = np.array([0, shard.rows - 1]) + self.array.starts[number]
+        path, array, descriptor = self.paths[number], self.array, self.descriptors[number]
+        ends = self._starts[number], self._starts[number + 1] - 1
+        offsets = array.locate(np.array(ends))[1].tolist()
         try:
-            header = os.pread(descriptor, self.array.header_bytes, 0)
-            offsets = self.array.locate(ends)[1].tolist()
-            rows = [os.pread(descriptor, self.array.row_bytes, offset) for offset in offsets]
+            header = os.pread(descriptor, array.header_bytes, 0)
+            contents = [os.pread(descriptor, array.row_bytes, offset) for offset in offsets]
         except OSError as error:
-            raise FormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
-        check_header(path, header, shard, self.array, checksums, index)
-        for row, content, expected in zip(ends.tolist(), rows, checksums[[0, -1]], strict=True):
+            raise _unreadable(path, error) from error
+        check_header(path, header, array.shards[number], array, checksums, index_name)
+        for row, content, expected in zip(ends, contents, checksums[[0, -1]], strict=True):
             if (found := zlib.crc32(content)) != expected:
                 raise ChecksumError(
                     f"{path} is damaged or belongs to another data set: row {row} has checksum "
-                    f"{found:08x} instead of {expected:08x}, as {index.name} says. Run 'memload "
-                    "verify' to see the extent. Then restore the file, or run 'memload build' "
-                    "again.",
+                    f"{found:08x} instead of {expected:08x}, as {index_name} says. Run "
+                    "'memload verify' to see the extent. Then restore the file, or run 'memload "
+                    "build' again.",
                     path=path,
                     rows=[row],
                 )
@@ -176,12 +171,7 @@ class Shards:
             try:
                 count = os.preadv(self.descriptors[shard], [memory[done:]], offset + done)
             except OSError as error:
-                path = self.paths[shard]
-                raise FormatError(
-                    f"{path} cannot be read: {error.strerror}. Check the disk, then restore the "
-                    "file or run 'memload build' again.",
-                    path=path,
-                ) from error
+                raise _unreadable(self.paths[shard], error) from error
             if not count:
                 self.check_sizes([shard])
             done += count
@@ -215,30 +205,27 @@ def open_direct(descriptor: int) -> int | None:
     try:
         with mmap.mmap(-1, mmap.PAGESIZE) as page:
             os.preadv(direct, [page], 0)
-    except OSError as error:
-        if error.errno != errno.EIO:  # a disk that fails says so again when rows are read
-            os.close(direct)
-            return None
+    except OSError:
+        os.close(direct)
+        return None
     return direct
 
 
 def _open(path: Path) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        advice = "Check its permissions."
-        if error.errno == errno.EMFILE:
-            advice = (
-                "Every shard needs an open file. Raise the limit (ulimit -n), or build fewer and "
-                "larger shards (--shard-size)."
-            )
-        message = f"{path} cannot be opened: {error.strerror}. {advice}"
-        raise FormatError(message, path=path) from error
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if hasattr(os, "posix_fadvise"):
         # Read what is asked for and no more. By itself, the kernel reads ahead of what it takes for
         # a sequence: 4 to 11 % more than the rows.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor
+
+
+def _unreadable(path: Path, error: OSError) -> FormatError:
+    return FormatError(
+        f"{path} cannot be read: {error.strerror}. Check the disk, then restore the file or run "
+        "'memload build' again.",
+        path=path,
+    )
 
 
 def _close(descriptors: list[int]) -> None:
@@ -247,7 +234,7 @@ def _close(descriptors: list[int]) -> None:
 
 
 def check_shard(path: Path, shard: Shard, array: Array) -> None:
-    """Check that a shard is a file of the right size. Raises FormatError."""
+    """Check that a shard is there and has the right size. Raises FormatError."""
     try:
         found = path.stat().st_size
     except FileNotFoundError:
@@ -256,10 +243,6 @@ def check_shard(path: Path, shard: Shard, array: Array) -> None:
             "run 'memload build' again.",
             path=path,
         ) from None
-    except OSError as error:
-        raise FormatError(f"{path} cannot be read: {error}.", path=path) from error
-    if not path.is_file():
-        raise FormatError(f"{path} is not a file. Restore the shard there.", path=path)
     if found != shard.bytes:
         state = "truncated" if found < shard.bytes else "too long"
         content = describe((shard.rows, *array.shape), array.descr)
@@ -271,7 +254,7 @@ def check_shard(path: Path, shard: Shard, array: Array) -> None:
 
 
 def check_header(
-    path: Path, header: bytes, shard: Shard, array: Array, checksums: np.ndarray, index: Path
+    path: Path, header: bytes, shard: Shard, array: Array, checksums: np.ndarray, index_name: str
 ) -> None:
     """Check that a shard's header fits its rows, and its seal their checksums.
 
@@ -279,43 +262,25 @@ def check_header(
     """
     shape = (shard.rows, *array.shape)
     shapes = [shape, (*shape, 1)] if array.kind == "mask" else [shape]
-    if array.header_bytes != HEADER_BYTES:
-        _check_foreign_header(path, header, shapes, array.descr)
-        return
-    found = re.search(rb"# ([0-9a-f]{16})\n\Z", header)
-    seal = found[1].decode() if found else ""
-    if header not in [npy_header(array.descr, possible, seal) for possible in shapes]:
+    try:
+        found = read_npy_header(io.BytesIO(header))
+        is_right = (
+            found[1:] == (False, np.dtype(array.descr), len(header)) and found.shape in shapes
+        )
+    except ValueError:
+        is_right = False
+    if not is_right:
         raise FormatError(
             f"{path} is damaged or belongs to another data set: its header is not that of "
             f"{describe(shape, array.descr)}; it starts with {header[:80]!r}. Restore the file, or "
             "run 'memload build' again.",
             path=path,
         )
-    if seal and seal != seal_of(checksums):
+    seal = re.search(r"# (.*)\n\Z", header.decode("latin-1"))
+    if seal and seal[1] != seal_of(checksums):
         raise ChecksumError(
-            f"{path} does not belong to {index.name}: its rows have seal {seal} instead of "
-            f"{seal_of(checksums)}. Restore the right file, or run 'memload build' again.",
-            path=path,
-        )
-
-
-def _check_foreign_header(
-    path: Path, header: bytes, shapes: Sequence[tuple[int, ...]], descr: str
-) -> None:
-    """Check the header of an NPY file that another program wrote, which has one of these shapes.
-
-    Raises FormatError.
-    """
-    try:
-        found = read_npy_header(io.BytesIO(header))
-        is_right = found[1:] == (False, np.dtype(descr), len(header)) and found.shape in shapes
-    except ValueError:
-        is_right = False
-    if not is_right:
-        raise FormatError(
-            f"{path} is damaged or was replaced: its header is not that of "
-            f"{describe(shapes[0], descr)}; it starts with {header[:80]!r}. Restore the file, or "
-            "run 'memload join' again.",
+            f"{path} does not belong to {index_name}: its rows have seal {seal[1]!r:.40} instead "
+            f"of {seal_of(checksums)!r}. Restore the right file, or run 'memload build' again.",
             path=path,
         )
 

@@ -1,6 +1,7 @@
 """Which samples have the values that a user asks for in columns."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -20,10 +21,10 @@ def matching(index: Index, conditions: Mapping[str, Any]) -> np.ndarray:
     """
     chosen = np.ones(len(index), bool)
     for name, values in conditions.items():
-        column = index.columns.get(name)
-        if column is None:
-            known = f"columns {listed(index.columns)}" if index.columns else "no columns"
+        if name not in index.columns:
+            known = listed(index.columns) or "no columns"
             raise ValueError(f"where: there is no column {name!r}. The data set has {known}.")
+        column = index.columns[name]
         if column.ndim != 1:
             raise ValueError(
                 f"where: column {name!r} has an array of shape {column.shape[1:]} for each sample, "
@@ -32,27 +33,25 @@ def matching(index: Index, conditions: Mapping[str, Any]) -> np.ndarray:
         are_several = isinstance(values, list | tuple | set | frozenset)
         having = np.zeros(len(index), bool)
         for value in values if are_several else [values]:
-            having |= column == _number(value, index, name)  # np.isin finds no 0.1 in float32
+            having |= column == _number(value, name, column, index.texts.get(name))
         chosen &= having
     return np.flatnonzero(chosen)
 
 
-def _number(value: Any, index: Index, name: str) -> Any:
+def _number(value: Any, name: str, column: np.ndarray, texts: Sequence[str] | None) -> Any:
     """Return the number by which a column has a value. Of a text, its number may be given, too."""
-    column, texts = index.columns[name], index.texts_of(name)
+    is_number, is_text = isinstance(value, Real | np.bool_), isinstance(value, str)
     if texts is None:
-        is_comparable = isinstance(value, Real | np.bool_)
-        if is_comparable and np.any(column == value):
+        if is_number and np.any(column == value):  # np.isin finds no 0.1 in float32
             return value
         known = listed(np.unique(column).tolist()) or "no sample"
     else:
-        if isinstance(value, str) and value in texts:
+        if is_text and value in texts:
             return texts.index(value)
-        is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if is_number and 0 <= value < len(texts):
+        if is_number and not isinstance(value, bool) and value in range(len(texts)):
             return value
-        is_comparable, known = is_number or isinstance(value, str), listed(texts)
-    error = ValueError if is_comparable else TypeError
+        known = listed(texts)
+    error = ValueError if is_number or (is_text and texts is not None) else TypeError
     raise error(f"where: {name!r} has no value {value!r:.80}. It has {known}.")
 
 
@@ -60,19 +59,19 @@ def values_in(text: str, index: Index, name: str) -> list[Any]:
     """Return the values that a text from a command line stands for, for `matching`.
 
     Values are separated by commas. But a text that is a value itself stands for this one, as names
-    of classes may have commas in them. Classes may be given by their numbers unless one is named by
-    a number. Raises ValueError for a text in a column of numbers.
+    of classes may have commas in them. Raises ValueError for a text in a column of numbers.
 
     >>> values_in("cat,dog", index, "label")  # doctest: +SKIP
     ['cat', 'dog']
+    >>> values_in("0.5,1", index, "age")  # doctest: +SKIP
+    [0.5, 1]
     """
-    texts, parts = index.texts_of(name), text.split(",")
-    if name not in index.columns or (texts is not None and text in texts):
+    if name not in index.columns:
         return [text]  # `matching` says which columns there are
+    texts, parts = index.texts.get(name), text.split(",")
     if texts is not None:
-        are_names = any(known.isdecimal() for known in texts)
-        return [int(part) if part.isdecimal() and not are_names else part for part in parts]
+        return [text] if text in texts else parts
     try:
-        return [int(part) if part.lstrip("+-").isdecimal() else float(part) for part in parts]
+        return [json.loads(part) for part in parts]
     except ValueError:
         raise ValueError(f"where: {name} is {text!r:.80}, but this column has no texts.") from None

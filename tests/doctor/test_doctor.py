@@ -258,7 +258,7 @@ def test_what_is_no_data_set_is_a_line_and_status_1(
     missing = run_doctor(tmp_path / "none.bin", "--step-ms", 54)
     assert (missing.exit_code, missing.stdout.count("\nbad ")) == (1, 1)
     assert missing.stderr == ""  # nothing is measured
-    assert "none.bin does not exist" in missing.stdout.splitlines()[-1]
+    assert "none.idx does not exist" in missing.stdout.splitlines()[-1]
     (tmp_path / "text.idx").write_text("no index")
     damaged = run_doctor(tmp_path / "text.bin", "--json")
     assert damaged.exit_code == 1

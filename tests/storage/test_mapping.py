@@ -10,7 +10,7 @@ import pytest
 from memload.storage.mapping import disk_reads, fault_in, map_side_by_side
 from tests.feeds.page_cache import drop_pages, look_for_pages
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="needs MADV_POPULATE_READ")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs MADV_POPULATE_READ")
 
 
 @pytest.fixture
@@ -25,24 +25,13 @@ def map_file(path):
         return map_side_by_side([file.fileno()], [path.stat().st_size], 1)[0]
 
 
-def test_files_lie_side_by_side_at_multiples_of_a_unit(path):
-    content = path.read_bytes()
-    with path.open("rb") as file:
-        mapped, offsets = map_side_by_side([file.fileno()] * 3, [70_000, 5, 4096], 3000)
-    assert offsets[0] == 0
-    for offset, size in zip(offsets, [70_000, 5, 4096], strict=True):
-        assert offset % 3000 == offset % mmap.PAGESIZE == 0
-        assert mapped[offset : offset + size].tobytes() == content[:size]
-
-
-def test_what_cannot_be_mapped_raises(path):
+def test_what_cannot_be_mapped_raises():
     with pytest.raises(OSError, match="Bad file descriptor"):
         map_side_by_side([10**6], [4096], 1)
     with pytest.raises((OSError, OverflowError)):
         map_side_by_side([0], [1 << 80], 1)
 
 
-@linux
 def test_pages_are_brought_into_ram_and_the_thread_counts_that(path):
     drop_pages(path)
     if any(look_for_pages(path)):
@@ -56,7 +45,6 @@ def test_pages_are_brought_into_ram_and_the_thread_counts_that(path):
     assert disk_reads() == before
 
 
-@linux
 def test_pages_that_a_file_has_lost_are_an_error(path):
     mapped = map_file(path)
     fault_in(mapped.ctypes.data, mapped.size)

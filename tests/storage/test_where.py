@@ -1,4 +1,7 @@
-"""Which samples have the values that a user or a command line asks for."""
+"""Which samples have the values that a user or a command line asks for.
+
+tests/reading/test_dataset.py has more of them, as `MemmapDataset.where`.
+"""
 
 import numpy as np
 import pytest
@@ -8,31 +11,27 @@ from memload.storage.where import matching, values_in
 COLUMNS = {
     "label": np.arange(8) % 4,
     "split": np.arange(8) // 4,
-    "fold": np.arange(8) % 2,
     "age": np.arange(8, dtype=np.float32) / 10,
     "sharp": np.arange(8) < 2,
+    "id": 2**60 + np.arange(8),
 }
 
 
 @pytest.fixture
 def index(make_dataset):
-    categories = {"split": ("a,b", "c"), "fold": ("7", "0")}
-    return make_dataset(
-        rows=(8,), columns=COLUMNS, categories=categories, classes=("ant", "bee", "cat", "dog")
-    )
+    categories, classes = {"split": ("a,b", "c")}, ("ant", "bee", "cat", "dog")
+    return make_dataset(rows=(8,), columns=COLUMNS, categories=categories, classes=classes)
 
 
 @pytest.mark.parametrize(
     ("conditions", "expected"),
     [
-        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ({"label": "bee"}, [1, 5]),
         ({"label": 1}, [1, 5]),
         ({"label": ["bee", np.int64(0)], "split": "c"}, [4, 5]),
         ({"split": {"a,b"}, "sharp": True}, [0, 1]),
         ({"age": (0.1, 0.7)}, [1, 7]),
         ({"age": 0}, [0]),
-        ({"split": []}, []),
+        ({"id": 2**60 + 1}, [1]),
     ],
 )
 def test_samples_match_that_have_one_of_the_values_in_each_column(index, conditions, expected):
@@ -40,15 +39,15 @@ def test_samples_match_that_have_one_of_the_values_in_each_column(index, conditi
 
 
 @pytest.mark.parametrize(
-    ("condition", "error", "message"),
-    [  # tests/reading/test_dataset.py has the others
-        ({"label": 4}, ValueError, "'label' has no value 4. It has ant, bee, cat, dog"),
-        ({"label": True}, TypeError, "'label' has no value True"),
-        ({"sharp": 2}, ValueError, "'sharp' has no value 2. It has False, True"),
+    ("condition", "message"),
+    [
+        ({"label": 4}, "'label' has no value 4. It has ant, bee, cat, dog"),
+        ({"label": True}, "'label' has no value True"),
+        ({"sharp": 2}, "'sharp' has no value 2. It has False, True"),
     ],
 )
-def test_what_no_sample_can_have_is_refused_with_what_there_is(index, condition, error, message):
-    with pytest.raises(error, match=message):
+def test_what_no_sample_can_have_is_refused_with_what_there_is(index, condition, message):
+    with pytest.raises(ValueError, match=message):
         matching(index, condition)
 
 
@@ -56,11 +55,12 @@ def test_what_no_sample_can_have_is_refused_with_what_there_is(index, condition,
     ("name", "text", "values"),
     [
         ("label", "bee,cat", ["bee", "cat"]),
-        ("label", "1,cat", [1, "cat"]),
+        ("label", "1", ["1"]),
         ("split", "a,b", ["a,b"]),
-        ("fold", "7,0", ["7", "0"]),
         ("age", "-1,0.5,1e3", [-1, 0.5, 1000.0]),
-        ("sharp", "1", [1]),
+        ("id", f"{2**60 + 1}", [2**60 + 1]),
+        ("sharp", "1,true", [1, True]),
+        ("none", "1,2", ["1,2"]),
     ],
 )
 def test_a_text_of_the_command_line_is_split_at_commas_unless_it_is_a_value(
