@@ -11,7 +11,7 @@ from memload import FeedError, FormatError, Index, Loader, MemmapDataset
 from memload.feeds import copies
 from memload.feeds.choice import choose_feed
 from memload.feeds.copies import RowCopies
-from memload.feeds.feed import Samples
+from memload.feeds.feed import SampleArray
 from memload.storage.shards import Shards
 
 DEVICE = torch.device("cuda", 0)
@@ -34,7 +34,9 @@ def make_feed(feed_name):
     feeds = []
 
     def make(shards, row=None, columns=()):
-        samples = Samples(shards, np.arange(len(shards)) if row is None else np.array(row), columns)
+        samples = SampleArray(
+            shards, np.arange(len(shards)) if row is None else np.array(row), columns
+        )
         name, cache_bytes = FEEDS[feed_name]
         feed, _ = choose_feed(name, [samples], DEVICE, cache_bytes=cache_bytes)
         feeds.append(feed)
@@ -238,7 +240,7 @@ def test_feeds_of_the_same_rows_hold_them_on_the_device_once(make_dataset, row, 
     path = make_dataset(rows=(40,), shape=(256, 256, 3)).path
 
     def make():
-        samples = Samples(Shards(Index.read(path)), np.array(row))
+        samples = SampleArray(Shards(Index.read(path)), np.array(row))
         return choose_feed(feed_name, [samples], DEVICE)[0]
 
     one = make()

@@ -23,11 +23,12 @@ import memload.reading.loader  # noqa: F401  # before names of torch are replace
 from memload import Index
 from memload.feeds import choice, held, pages
 from memload.feeds.choice import choose_feed
-from memload.feeds.feed import Samples
+from memload.feeds.feed import SampleArray
 from memload.storage.shards import Shards
 
 PAGE = mmap.PAGESIZE
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+DRIVERS = (None, "one by one", "batch", "batch v2")
 
 
 class FakeCuda:
@@ -54,11 +55,13 @@ class FakeCuda:
         self.has_error = False
         self._queue, self._finished, self._feeds = [], 0, weakref.WeakSet()
         self._is_over, self._copying = False, threading.RLock()
-        self._functions = {"cuMemcpyHtoDAsync_v2": self._copy_one} if driver else {}
-        if driver == "batch v2":
-            self._functions["cuMemcpyBatchAsync_v2"] = self._copy_all
-        if driver == "batch":
-            self._functions["cuMemcpyBatchAsync"] = self._copy_all_and_say_what_failed
+        functions = {
+            "cuMemcpyHtoDAsync_v2": self._copy_one,
+            "cuMemcpyBatchAsync": self._copy_all_and_say_what_failed,
+            "cuMemcpyBatchAsync_v2": self._copy_all,
+        }
+        #: What the driver can do: an older one lacks the last of these functions.
+        self._functions = dict([*functions.items()][: DRIVERS.index(driver)])
 
     def __enter__(self):
         if sys.platform != "linux":
@@ -134,8 +137,6 @@ class FakeCuda:
     def _allocating(self, function):
         def allocate(*arguments, device=None, pin_memory=False, **options):
             if pin_memory:
-                if self.locked is None:
-                    raise RuntimeError("CUDA error: out of memory\nMore lines.")
                 return self._lock(function(*arguments, **options))
             if getattr(device, "type", device) == "cuda":
                 if self.has_error:  # as a kernel does
@@ -182,7 +183,7 @@ class FakeCuda:
 
     def _copy_all(self, targets, sources, sizes, count, attributes, first, number, stream):
         assert stream.value == Stream.cuda_stream
-        assert attributes._obj.source_access_order == 1  # in the order of the stream
+        assert [*attributes._obj] == [1, 0, 0, 0, 0, 0]  # in the order of the stream
         assert (first._obj.value, number.value) == (0, 1)
         arrays = (targets, sources, sizes)
         lists = [list((ctypes.c_int64 * count.value).from_address(a.value)) for a in arrays]
@@ -232,10 +233,11 @@ class FakeCuda:
             address += self.pages[address]
         return address - first
 
-    def feed(self, samples, cache_bytes=None, *, name="dma"):
+    def feed(self, arrays, cache_bytes=None, *, name="dma"):
         """Return the feed with a name."""
-        samples = [samples] if isinstance(samples, Samples) else samples
-        feed, _ = choose_feed(name, samples, CUDA, cache_bytes=cache_bytes)
+        arrays = [arrays] if isinstance(arrays, SampleArray) else arrays
+        device = CPU if name == "cpu" else CUDA
+        feed, _ = choose_feed(name, arrays, device, cache_bytes=cache_bytes)
         self._feeds.add(feed)
         return feed
 
@@ -303,16 +305,28 @@ def cuda(request):
     fake.end(has_failed=request.session.testsfailed > failed_before)
 
 
-def _samples(index, name="image", row=None, columns=None):
+def _open_array(index, name="image", row=None, columns=None):
     shards = Shards(Index.read(index.path), name)
     row = np.arange(len(shards)) if row is None else np.array(row, np.int64)
-    return Samples(shards, row, [] if columns is None else columns)
+    return SampleArray(shards, row, [] if columns is None else columns)
 
 
 @pytest.fixture(scope="session")
-def samples_of():
+def open_array():
     """A function that opens the rows of an array, by default all: ``(index, name, row, columns)``."""
-    return _samples
+    return _open_array
+
+
+@pytest.fixture
+def index(make_dataset):
+    """Shards of 20 and 10 rows of 3,000 bytes."""
+    return make_dataset(rows=(20, 10), shape=(10, 100, 3))
+
+
+@pytest.fixture
+def pixels(index):
+    """The rows of `index`."""
+    return np.concatenate([np.load(index.path.parent / s.file) for s in index.image.shards])
 
 
 def _fetch(feed, samples):

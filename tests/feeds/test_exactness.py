@@ -62,7 +62,7 @@ def stored(samples):
 @given(st.data())
 @settings(max_examples=150, deadline=None, database=None, phases=PHASES)
 def test_every_row_is_that_of_its_file_and_counts_add_up(
-    write_dataset, add_array, samples_of, new_cuda, reads, data
+    write_dataset, add_array, open_array, new_cuda, reads, data
 ):
     draw = data.draw
     window_bytes = PAGE * draw(st.sampled_from([1, 2, 4]))
@@ -78,7 +78,7 @@ def test_every_row_is_that_of_its_file_and_counts_add_up(
         order = st.lists(st.integers(0, len(index) - 1), min_size=1, max_size=30)
         chosen = np.array(draw(order))
         arrays = [
-            samples_of(index, array.name, index.rows_of(array.name)[chosen])
+            open_array(index, array.name, index.rows_of(array.name)[chosen])
             for array in index.arrays
         ]
         arrays[0].columns.append(chosen * 3)
@@ -139,5 +139,6 @@ def test_every_row_is_that_of_its_file_and_counts_add_up(
             assert feed.name == ("dma" if budget == size else "disk")
         if direct in ("refused", "failing") or counts.hits == counts.served:
             assert not read.direct
+        assert bool(read.direct or read.through_cache) == (counts.hits < counts.served)
         feed.close()
         del feed, prepared, begun, pending, arrays
