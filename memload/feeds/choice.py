@@ -121,12 +121,8 @@ def _pages(
     files = plan_files(arrays, budget, device)
     planned = sum(file.planned for of_array in files for file in of_array)
     size = sum(file.size for of_array in files for file in of_array)
-    held = (
-        f"all {size_text(size)}"
-        if planned == size
-        else f"{size_text(planned)} of {size_text(size)}"
-    )
-    reason = f"{held} will be held, as {size_text(budget)} of RAM may hold rows"
+    held = "all" if planned == size else f"{size_text(planned)} of"
+    reason = f"{held} {size_text(size)} will be held, as {size_text(budget)} of RAM may hold rows"
     if not copy_rows.is_batched:
         reason += "; the driver copies row by row, since it is older than CUDA 12.8"
     given = zip(arrays, files, strict=True)

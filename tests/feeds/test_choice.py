@@ -9,6 +9,7 @@ import torch
 from memload import FeedError, Loader
 from memload.feeds.choice import FEEDS, choose_feed
 from memload.feeds.feed import Counts
+from tests.feeds.fake_cuda import FakeCuda, open_array
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 #: Shapes of images: rows of 9,000 bytes and of 3,000 bytes. There are 20, beside 160 bytes of labels.
@@ -18,7 +19,7 @@ PLENTY = 1 << 40
 
 @pytest.mark.parametrize(
     ("name", "device", "shape", "machine", "cache_bytes", "chosen", "reason"),
-    [
+    [  # chosen is None: an error
         ("auto", CPU, LARGE, {}, None, "cpu", "^the device is cpu$"),
         ("cpu", CPU, LARGE, {}, None, "cpu", "^the device is cpu$"),
         ("auto", CUDA, LARGE, {"free": 4 * 180_160}, None, "resident",
@@ -46,24 +47,27 @@ PLENTY = 1 << 40
         ("disk", CUDA, LARGE, {}, None, "dma", "^all 184 kB will be held"),
         ("dma", CUDA, LARGE, {}, 8192, "disk", r"^8\.19 kB of 184 kB will be held"),
         ("pinned", CUDA, LARGE, {"free": PLENTY}, None, "pinned", "^it serves any file$"),
+        *((name, CPU, LARGE, {}, None, None, rf"^feed='{name}' needs a CUDA device, but the device "
+           r"is cpu\. Use feed='auto'") for name in FEEDS if name not in ("auto", "cpu")),
+        ("cpu", CUDA, LARGE, {}, None, None, "^feed='cpu' needs device='cpu', but the device is cuda"),
+        ("dma", CUDA, HUGE, {}, None, None, r"^rows of 90 kB are too large\. Use feed='pinned'"),
+        ("dma", CUDA, LARGE, {"may_register": lambda size: False}, None, None,
+         r"cannot be registered .* Use feed='pinned'\.$"),
+        ("dma", CUDA, LARGE, {"driver": None}, None, None, r"cannot be loaded: .* Use feed='cpu'\.$"),
+        ("resident", CUDA, LARGE, {"device_bytes": 0}, None, None,
+         r"^feed='resident' needs 180,000 bytes of memory on cuda:0, which has fewer\. Use"),
     ],
 )  # fmt: skip
-def test_the_feed_and_the_reason(
-    name,
-    device,
-    shape,
-    machine,
-    cache_bytes,
-    chosen,
-    reason,
-    make_dataset,
-    open_array,
-    new_cuda,
-    caplog,
+def test_the_feed_and_the_reason_or_the_error(
+    name, device, shape, machine, cache_bytes, chosen, reason, make_dataset, caplog
 ):
-    with new_cuda(machine.pop("driver", "batch v2"), 1 << 16) as cuda:
+    with FakeCuda(machine.get("driver", "batch v2"), 1 << 16) as cuda:
         vars(cuda).update(machine)
         array = open_array(make_dataset(rows=(20,), shape=shape), columns=[np.zeros(20, np.int64)])
+        if chosen is None:
+            with pytest.raises(FeedError, match=reason):
+                choose_feed(name, [array], device)
+            return
         with caplog.at_level("INFO", logger="memload"):
             feed, choice = choose_feed(name, [array], device, cache_bytes=cache_bytes)
         assert feed.name == choice.name == chosen
@@ -73,30 +77,7 @@ def test_the_feed_and_the_reason(
         feed.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "device", "shape", "machine", "reason"),
-    [
-        *((name, CPU, LARGE, {}, rf"^feed='{name}' needs a CUDA device, but the device is cpu\. Use "
-           "feed='auto'") for name in FEEDS if name not in ("auto", "cpu")),
-        ("cpu", CUDA, LARGE, {}, r"^feed='cpu' needs device='cpu', but the device is cuda:0\. Use"),
-        ("dma", CUDA, HUGE, {}, r"^rows of 90 kB are too large\. Use feed='pinned'"),
-        ("dma", CUDA, LARGE, {"may_register": lambda size: False}, r"cannot be registered .* Use feed='pinned'\.$"),
-        ("dma", CUDA, LARGE, {"driver": None}, r"driver cannot be loaded: .* Use feed='cpu'\.$"),
-        ("resident", CUDA, LARGE, {"device_bytes": 0},
-         r"^feed='resident' needs 180,000 bytes of memory on cuda:0, which has fewer\. Use"),
-    ],
-)  # fmt: skip
-def test_a_feed_asked_for_by_name_that_cannot_serve_is_an_error(
-    name, device, shape, machine, reason, make_dataset, open_array, new_cuda
-):
-    with new_cuda(machine.pop("driver", "batch v2"), 1 << 16) as cuda:
-        vars(cuda).update(machine)
-        array = open_array(make_dataset(rows=(20,), shape=shape))
-        with pytest.raises(FeedError, match=reason):
-            choose_feed(name, [array], device)
-
-
-def test_of_several_arrays_all_rows_and_columns_count(make_dataset, add_array, open_array, cuda):
+def test_of_several_arrays_all_rows_and_columns_count(make_dataset, add_array, cuda):
     index = make_dataset(rows=(10,), shape=(2, 4096, 1))
     index = add_array(index, "mask", np.ones((10, 2, 1024), np.uint8), "mask")
     chosen = [3, 3, 5]  # two rows of 8 KiB, and of 2 KiB
@@ -117,7 +98,7 @@ def test_of_several_arrays_all_rows_and_columns_count(make_dataset, add_array, o
 
 
 def test_what_a_feed_was_given_is_let_go_when_another_array_cannot_be_served(
-    make_dataset, add_array, open_array, cuda
+    make_dataset, add_array, cuda
 ):
     index = make_dataset(rows=(9,), shape=(2, 4096, 1))
     index = add_array(index, "small", np.ones((9, 5), np.uint8), "npy")
@@ -131,9 +112,7 @@ def test_what_a_feed_was_given_is_let_go_when_another_array_cannot_be_served(
     feed.close()
 
 
-def test_a_container_with_two_gigabytes_holds_at_most_half_and_leaves_a_quarter(
-    make_dataset, open_array, cuda
-):
+def test_a_container_with_two_gigabytes_holds_at_most_half_and_leaves_a_quarter(make_dataset, cuda):
     index = make_dataset(rows=(150,), shape=(64, 128, 1))
     cuda.ram = 1_200_000
     for cache_bytes in (None, 600_000, 10**12):

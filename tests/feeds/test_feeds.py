@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from memload import FormatError, Loader, MemmapDataset, fast_collate
+from tests.feeds.fake_cuda import fetch, open_array
 
 #: Feeds, and how many bytes of the files each may hold.
 FEEDS = {"cpu": None, "pinned": None, "dma": None, "disk": 50_000, "resident": None}
@@ -26,7 +27,7 @@ def loader_of(path, batch_size, name, **options):
     "row", [range(30), range(29, -1, -1), [3, 3, 25, 0], [7]], ids=["all", "back", "some", "one"]
 )
 def test_batches_have_the_rows_and_columns_of_their_samples_and_belong_to_the_caller(
-    name, row, index, pixels, open_array, cuda, monkeypatch
+    name, row, index, pixels, cuda, monkeypatch
 ):
     monkeypatch.setattr("memload.feeds.resident._STAGING_BYTES", 7000)  # two rows and a half
     row, rng = np.array(row), np.random.default_rng(0)
@@ -57,7 +58,7 @@ def test_batches_have_the_rows_and_columns_of_their_samples_and_belong_to_the_ca
 
 
 @every_feed
-def test_several_threads_fetch_at_once(name, index, pixels, open_array, fetch, cuda):
+def test_several_threads_fetch_at_once(name, index, pixels, cuda):
     array = open_array(index, columns=[np.arange(30) * 2])
     feed = cuda.feed(array, FEEDS[name], name=name)
 
@@ -76,7 +77,7 @@ def test_several_threads_fetch_at_once(name, index, pixels, open_array, fetch, c
 
 
 @pytest.mark.parametrize("name", ["cpu", "pinned", "dma", "disk"])
-def test_a_file_truncated_between_batches_is_an_error(name, index, open_array, fetch, cuda):
+def test_a_file_truncated_between_batches_is_an_error(name, index, cuda):
     feed = cuda.feed(open_array(index), FEEDS[name] and 0, name=name)
     cuda.wait()
     begun = feed.prepare(np.arange(25)).begin(0, 25)
@@ -155,7 +156,7 @@ def test_a_loader_of_no_samples_has_no_batches(name, index, cuda):
     assert list(loader) == []
 
 
-def test_an_array_knows_the_rows_and_shards_that_its_samples_use(make_dataset, open_array):
+def test_an_array_knows_the_rows_and_shards_that_its_samples_use(make_dataset):
     index = make_dataset(rows=(5, 2, 2), shape=(2, 3, 1), descr="<u2")
     array = open_array(index, row=[8, 2, 2, 0])
     assert (array.used_rows.tolist(), array.used_shards) == ([0, 2, 8], [0, 2])

@@ -10,6 +10,7 @@ import torch
 
 from memload import FeedError, FormatError, Loader
 from memload.feeds import held
+from tests.feeds.fake_cuda import FakeCuda, Reads, fetch, open_array
 
 PAGE = 4096
 
@@ -27,7 +28,7 @@ def direct(tmp_path):
 
 @pytest.mark.usefixtures("direct")
 def test_rows_that_will_be_held_are_read_through_the_page_cache_and_others_past_it(
-    index, pixels, open_array, fetch, cuda, reads, monkeypatch
+    index, pixels, cuda, monkeypatch
 ):
     may_fill = threading.Event()
     monkeypatch.setattr(held, "fault_in", lambda *_: may_fill.wait(30))
@@ -38,7 +39,7 @@ def test_rows_that_will_be_held_are_read_through_the_page_cache_and_others_past_
     shard, offset = index.image.locate(np.arange(30))
     stays = offset + 3000 <= np.array(planned)[shard]
     assert 0 < stays.sum() < 30
-    with reads() as read:
+    with Reads() as read:
         np.testing.assert_array_equal(fetch(feed, range(30))[0].numpy(), pixels)
     assert sorted(read.through_cache) == sorted((begin, 3000) for begin in offset[stays].tolist())
     past_it = [
@@ -50,10 +51,8 @@ def test_rows_that_will_be_held_are_read_through_the_page_cache_and_others_past_
     feed.close()
 
 
-def test_where_files_cannot_be_read_past_the_page_cache_a_warning_says_so_once(
-    index, open_array, fetch, cuda, reads, caplog
-):
-    with reads("refused") as read:
+def test_where_files_cannot_be_read_past_the_page_cache_a_warning_says_so_once(index, cuda, caplog):
+    with Reads("refused") as read:
         feed = cuda.feed(open_array(index), 0)
         for _ in range(3):
             fetch(feed, range(30))
@@ -64,7 +63,7 @@ def test_where_files_cannot_be_read_past_the_page_cache_a_warning_says_so_once(
 
 
 def test_memory_is_used_again_once_the_copies_out_of_it_are_over_and_not_before(
-    index, pixels, open_array, fetch, cuda
+    index, pixels, cuda
 ):
     feed = cuda.feed(open_array(index), 0)
     cuda.is_slow = True
@@ -81,9 +80,7 @@ def test_memory_is_used_again_once_the_copies_out_of_it_are_over_and_not_before(
 
 
 @pytest.mark.parametrize("cache_bytes", [None, 0], ids=["held", "read"])
-def test_a_feed_is_closed_after_the_copies_that_are_under_way(
-    cache_bytes, index, pixels, open_array, fetch, cuda
-):
+def test_a_feed_is_closed_after_the_copies_that_are_under_way(cache_bytes, index, pixels, cuda):
     feed = cuda.feed(open_array(index), cache_bytes)
     cuda.wait()
     cuda.is_slow = True
@@ -96,7 +93,7 @@ def test_a_feed_is_closed_after_the_copies_that_are_under_way(
 
 
 def test_threads_that_take_memory_at_the_same_time_get_different_memory(
-    index, pixels, open_array, cuda, monkeypatch
+    index, pixels, cuda, monkeypatch
 ):
     """While one looks whether the copy out of the oldest buffer is over, another takes a buffer."""
     feed = cuda.feed(open_array(index), 0)
@@ -124,7 +121,7 @@ def test_threads_that_take_memory_at_the_same_time_get_different_memory(
     feed.close()
 
 
-def test_batches_that_nobody_fetches_do_no_harm(index, pixels, open_array, fetch, cuda):
+def test_batches_that_nobody_fetches_do_no_harm(index, pixels, cuda):
     feed = cuda.feed(open_array(index), 0)
     prepared = feed.prepare(np.arange(30))
     for start in range(20):
@@ -135,9 +132,7 @@ def test_batches_that_nobody_fetches_do_no_harm(index, pixels, open_array, fetch
     feed.close()
 
 
-def test_a_batch_is_ready_once_its_rows_of_all_arrays_are_read(
-    index, add_array, open_array, cuda, monkeypatch
-):
+def test_a_batch_is_ready_once_its_rows_of_all_arrays_are_read(index, add_array, cuda, monkeypatch):
     index = add_array(index, "mask", np.ones((30, 10, 100), np.uint8), "mask")
     arrays = [open_array(index), open_array(index, "mask")]
     masks, preadv, may_read = arrays[1].shards.identities[0][1], os.preadv, threading.Event()
@@ -169,10 +164,8 @@ def test_a_batch_is_ready_once_its_rows_of_all_arrays_are_read(
         ("one by one", 0, [0, 700, 0], "status 700 of the driver"),
     ],
 )
-def test_copies_that_the_driver_refuses_are_an_error(
-    driver, cache_bytes, statuses, message, index, open_array, fetch, new_cuda
-):
-    with new_cuda(driver) as cuda:
+def test_copies_that_the_driver_refuses_are_an_error(driver, cache_bytes, statuses, message, index):
+    with FakeCuda(driver) as cuda:
         feed = cuda.feed(open_array(index), cache_bytes)
         cuda.wait()
         copy, statuses = cuda._copy, iter(statuses)

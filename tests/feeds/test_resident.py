@@ -9,13 +9,14 @@ import torch
 from memload.feeds import resident
 from memload.feeds.resident import ResidentFeed
 from memload.storage.format import DESCRS_OF_ARRAYS
+from tests.feeds.fake_cuda import fetch, open_array
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("descr", DESCRS_OF_ARRAYS)
 @pytest.mark.parametrize("shape", [(1,), (3,), (8,), (2, 3, 4)])
-def test_any_element_type_and_shape(descr, shape, make_dataset, add_array, open_array, fetch, cuda):
+def test_any_element_type_and_shape(descr, shape, make_dataset, add_array, cuda):
     values = np.random.default_rng(1).integers(0, 2, (5, *shape)).astype(descr)
     index = add_array(make_dataset(), "values", values, "npy")
     feed = ResidentFeed(open_array(index, "values"), CPU)
@@ -23,9 +24,7 @@ def test_any_element_type_and_shape(descr, shape, make_dataset, add_array, open_
     feed.close()
 
 
-def test_only_rows_in_use_take_memory_and_an_empty_subset_takes_none(
-    index, open_array, fetch, cuda
-):
+def test_only_rows_in_use_take_memory_and_an_empty_subset_takes_none(index, cuda):
     feed = ResidentFeed(open_array(index, row=[5, 5, 9]), CPU)
     assert len(feed.rows) == 2
     (nothing,) = fetch(feed, [])
@@ -36,7 +35,7 @@ def test_only_rows_in_use_take_memory_and_an_empty_subset_takes_none(
     feed.close()
 
 
-def test_closing_waits_for_what_the_device_gathers(index, open_array, cuda, monkeypatch):
+def test_closing_waits_for_what_the_device_gathers(index, cuda, monkeypatch):
     """On streams of others, which torch's allocator does not know of."""
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
@@ -46,7 +45,7 @@ def test_closing_waits_for_what_the_device_gathers(index, open_array, cuda, monk
     assert waited == [torch.device("cuda", 0)]
 
 
-def test_feeds_of_the_same_rows_share_them(make_dataset, index, pixels, open_array, fetch, cuda):
+def test_feeds_of_the_same_rows_share_them(make_dataset, index, pixels, cuda):
     one = ResidentFeed(open_array(index, row=[5, 3, 5]), CPU)
     same = ResidentFeed(open_array(index, row=[3, 5]), CPU)
     fewer = ResidentFeed(open_array(index, row=[3]), CPU)
@@ -63,9 +62,7 @@ def test_feeds_of_the_same_rows_share_them(make_dataset, index, pixels, open_arr
     assert not resident._shared
 
 
-def test_other_rows_in_a_file_of_the_same_name_are_not_shared(
-    make_dataset, open_array, fetch, cuda
-):
+def test_other_rows_in_a_file_of_the_same_name_are_not_shared(make_dataset, cuda):
     index = make_dataset()
     old = ResidentFeed(open_array(index), CPU)
     path = index.path.with_suffix(".bin")
