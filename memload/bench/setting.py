@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from memload.feeds.feed import Samples
+from memload.feeds.feed import SampleArray
 from memload.machine import available_cores
 from memload.reading.dataset import MemmapDataset
 from memload.reading.pipeline import samples_of
@@ -79,13 +79,12 @@ class Setting:
             torch.cuda.synchronize(self.device)
 
 
-def file_bytes(arrays: Sequence[Samples]) -> int:
+def file_bytes(arrays: Sequence[SampleArray]) -> int:
     """Return the size of all files that have rows of samples: what the feed "dma" would hold."""
     size = 0
-    for samples in arrays:
-        array = samples.shards.array
-        used = np.unique(array.shard_of(samples.used_rows)).tolist()
-        size += sum(array.shards[number].bytes for number in used)
+    for array in arrays:
+        files = array.shards.array.shards
+        size += sum(files[number].bytes for number in array.used_shards)
     return size
 
 

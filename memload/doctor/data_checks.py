@@ -151,7 +151,7 @@ def share_held(dataset: MemmapDataset, feed: str, cache_bytes: int | None = None
     names = [name for name in dataset.sample_names if name in dataset.arrays]
     arrays = samples_of(dataset, names)
     if feed in ("cpu", "pinned"):  # the system keeps what it likes
-        used = sum(len(samples.used_rows) * samples.row_bytes for samples in arrays)
+        used = sum(len(array.used_rows) * array.row_bytes for array in arrays)
         return share_in_page_cache(used, available_memory())
     if feed == "resident":
         return 1.0
@@ -197,7 +197,7 @@ def _why_no_room(device: torch.device, dataset: MemmapDataset, names: Sequence[s
     A Loader with feed="auto" leaves more memory to other uses.
     """
     arrays, free = samples_of(dataset, names), free_memory(device)
-    needed = sum(len(samples.used_rows) * samples.row_bytes for samples in arrays)
+    needed = sum(len(array.used_rows) * array.row_bytes for array in arrays)
     needed += sum(column.nbytes for column in arrays[0].columns)
     if needed <= free:
         return ""
@@ -211,4 +211,4 @@ def _try_feed(feed: Any, device: torch.device, dataset: MemmapDataset | None) ->
         sample = samples_of(dataset.subset([0]), ())
         choose_feed(feed, sample, device, cache_bytes=few_pages)[0].close()
     elif feed == "dma":
-        RowCopies(device, 1)
+        RowCopies(device)

@@ -1,15 +1,15 @@
 """Which feed serves some samples on some device, and why."""
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from memload.errors import FeedError
 from memload.feeds.copies import RowCopies
-from memload.feeds.feed import Counts, Feed, Samples
+from memload.feeds.feed import Counts, Feed, SampleArray
 from memload.feeds.gather import GatherFeed
 from memload.feeds.held import WINDOW_BYTES, plan_files, ram_budget
 from memload.feeds.joined import JoinedFeed
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 def choose_feed(
     name: FeedName,
-    arrays: Sequence[Samples],
+    arrays: Sequence[SampleArray],
     device: torch.device,
     *,
     cache_bytes: int | None = None,
@@ -61,27 +61,23 @@ def choose_feed(
     ``buffers`` is how many unused buffers of batches are kept on the CPU. Raises FeedError if the
     named feed cannot serve these samples on this device.
     """
-    is_cpu = device.type == "cpu"
-    if is_cpu != (name == "cpu") and name != "auto":
+    is_cpu, by_name = device.type == "cpu", name != "auto"
+    if by_name and is_cpu != (name == "cpu"):
         needed = "a CUDA device" if is_cpu else "device='cpu'"
         raise FeedError(
             f"feed={name!r} needs {needed}, but the device is {device}. Use feed='auto'."
         )
 
     def gather() -> tuple[list[Feed], str]:
-        feeds: list[Feed] = [GatherFeed(samples, device, keep=buffers) for samples in arrays]
+        feeds: list[Feed] = [GatherFeed(array, device, keep=buffers) for array in arrays]
         return feeds, f"the device is {device}" if is_cpu else "it serves any file"
 
-    def pages() -> tuple[list[Feed], str]:
-        return _pages(arrays, device, cache_bytes, by_name=name != "auto")
-
-    def resident() -> tuple[list[Feed], str]:
-        return _resident(arrays, device, by_name=name != "auto")
-
+    pages = partial(_pages, arrays, device, cache_bytes, by_name=by_name)
+    resident = partial(_resident, arrays, device, by_name=by_name)
     ways: dict[str, Callable[[], tuple[list[Feed], str]]] = {
         "resident": resident, "dma": pages, "disk": pages, "pinned": gather, "cpu": gather
     }  # fmt: skip
-    candidates = [name] if name != "auto" else ["cpu"] if is_cpu else ["resident", "dma", "pinned"]
+    candidates = [name] if by_name else ["cpu"] if is_cpu else ["resident", "dma", "pinned"]
     refusals: list[str] = []
     for candidate in candidates:
         try:
@@ -99,46 +95,38 @@ def choose_feed(
 
 
 def _resident(
-    arrays: Sequence[Samples], device: torch.device, *, by_name: bool
+    arrays: Sequence[SampleArray], device: torch.device, *, by_name: bool
 ) -> tuple[list[Feed], str]:
-    needed = sum(column.nbytes for samples in arrays for column in samples.columns)
-    needed += sum(len(samples.used_rows) * samples.row_bytes for samples in arrays)
+    needed = sum(column.nbytes for array in arrays for column in array.columns)
+    needed += sum(len(array.used_rows) * array.row_bytes for array in arrays)
     free = free_memory(device)
     text = f"in {RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
     fits = needed <= RESIDENT_SHARE * free
     if not fits and not by_name:
         raise FeedError(f"{size_text(needed)} does not fit {text}")
     reason = f"{size_text(needed)} fits {text}" if fits else "asked for"
-    return [ResidentFeed(samples, device) for samples in arrays], reason
+    return [ResidentFeed(array, device) for array in arrays], reason
 
 
 def _pages(
-    arrays: Sequence[Samples], device: torch.device, cache_bytes: int | None, *, by_name: bool
+    arrays: Sequence[SampleArray], device: torch.device, cache_bytes: int | None, *, by_name: bool
 ) -> tuple[list[Feed], str]:
-    row_bytes = [samples.row_bytes for samples in arrays]
-    if row_bytes[0] < MIN_DMA_ROW_BYTES and not by_name:
-        raise FeedError(f"threads are faster for rows of {size_text(row_bytes[0])}")
-    if max(row_bytes) > WINDOW_BYTES:
-        raise FeedError(f"rows of {size_text(max(row_bytes))} are too large. Use feed='pinned'.")
-    copies = [RowCopies(device, size) for size in row_bytes]
+    if arrays[0].row_bytes < MIN_DMA_ROW_BYTES and not by_name:
+        raise FeedError(f"threads are faster for rows of {size_text(arrays[0].row_bytes)}")
+    largest = max(array.row_bytes for array in arrays)
+    if largest > WINDOW_BYTES:
+        raise FeedError(f"rows of {size_text(largest)} are too large. Use feed='pinned'.")
+    copy_rows = RowCopies(device)
     budget = ram_budget(cache_bytes)
-    files = plan_files(arrays, budget)
-    held = sum(file.planned for of_array in files for file in of_array)
+    files = plan_files(arrays, budget, device)
+    planned = sum(file.planned for of_array in files for file in of_array)
     size = sum(file.size for of_array in files for file in of_array)
-    limit = f"{size_text(budget)} of RAM may hold rows"
-    reason = f"all {size_text(size)} will be held, as {limit}"
-    if held < size:
-        reason = f"{size_text(held)} of {size_text(size)} will be held, as {limit}"
-    if not copies[0].is_batched:
+    held = "all" if planned == size else f"{size_text(planned)} of"
+    reason = f"{held} {size_text(size)} will be held, as {size_text(budget)} of RAM may hold rows"
+    if not copy_rows.is_batched:
         reason += "; the driver copies row by row, since it is older than CUDA 12.8"
-    feeds: list[Feed] = []
-    with contextlib.ExitStack() as opened:
-        for arguments in zip(arrays, files, copies, strict=True):
-            samples, of_array, copy_rows = arguments
-            feeds.append(PagesFeed(samples, device, of_array, copy_rows))
-            opened.callback(feeds[-1].close)  # if the next one cannot be created
-        opened.pop_all()
-    return feeds, reason
+    given = zip(arrays, files, strict=True)
+    return [PagesFeed(array, device, of_array, copy_rows) for array, of_array in given], reason
 
 
 def free_memory(device: torch.device) -> int:

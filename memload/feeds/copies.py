@@ -14,18 +14,9 @@ from torch import Tensor
 
 from memload.errors import FeedError
 
-
-class _Location(ctypes.Structure):  # CUmemLocation
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-class _Attributes(ctypes.Structure):  # CUmemcpyAttributes
-    _fields_ = (
-        ("source_access_order", ctypes.c_int),
-        ("source_hint", _Location),
-        ("target_hint", _Location),
-        ("flags", ctypes.c_uint),
-    )
+#: The driver's functions that copy rows, the best first: two forms of one that takes a whole batch,
+#: and one that takes a single row, which all drivers have.
+FUNCTIONS = ("cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync", "cuMemcpyHtoDAsync_v2")
 
 
 #: CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read when the stream gets there.
@@ -41,22 +32,23 @@ class RowCopies:
     FeedError if there is no driver.
     """
 
-    def __init__(self, device: torch.device, row_bytes: int) -> None:
-        self._device, self._row_bytes = device, row_bytes
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         try:
             driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise FeedError(f"the CUDA driver cannot be loaded: {error}. Use feed='cpu'.") from None
-        self._copy_one = driver.cuMemcpyHtoDAsync_v2
-        self._copy_all: Any = getattr(driver, "cuMemcpyBatchAsync_v2", None)
-        #: What the older form of the function takes besides: where it writes which copy has failed.
-        self._failed: tuple[Any, ...] = ()
-        if self._copy_all is None:
-            self._copy_all = getattr(driver, "cuMemcpyBatchAsync", None)
-            self._failed = (ctypes.byref(ctypes.c_size_t()),)
-        self.is_batched = self._copy_all is not None
-        self._attributes = ctypes.byref(_Attributes(source_access_order=_IN_STREAM_ORDER))
-        self._first = ctypes.byref(ctypes.c_size_t(0))  # the attributes hold from copy 0 on
+        function = next(name for name in FUNCTIONS if hasattr(driver, name))
+        self._copy: Any = getattr(driver, function)
+        self.is_batched = "Batch" in function
+        # A CUmemcpyAttributes is six integers: the order, two locations as hints, and flags.
+        attributes = (ctypes.c_int * 6)(_IN_STREAM_ORDER)
+        #: The attributes, from which copy on they hold, and how many there are.
+        self._options = [
+            ctypes.byref(attributes), ctypes.byref(ctypes.c_size_t(0)), ctypes.c_size_t(1)
+        ]  # fmt: skip
+        if function == "cuMemcpyBatchAsync":  # where it writes which copy has failed
+            self._options.append(ctypes.byref(ctypes.c_size_t()))
 
     def __call__(self, addresses: np.ndarray, in_window: np.ndarray, out: Tensor) -> None:
         """Copy the rows at ``addresses`` into ``out`` ``(n, …)``, on the current stream.
@@ -65,41 +57,30 @@ class RowCopies:
         same piece of registered memory. A row that goes on beyond is copied in two parts, since one
         copy may not cross from one registration into the next. Raises FeedError.
         """
-        size = np.minimum(in_window, self._row_bytes)
-        target = out.data_ptr() + np.arange(len(addresses)) * self._row_bytes
-        split = np.flatnonzero(size < self._row_bytes)
-        if split.size:
-            addresses = np.concatenate([addresses, addresses[split] + size[split]])
-            target = np.concatenate([target, target[split] + size[split]])
-            size = np.concatenate([size, self._row_bytes - size[split]])
+        row_bytes = out.nbytes // len(out)
+        sizes = np.minimum(in_window, row_bytes)
+        targets = out.data_ptr() + np.arange(len(addresses)) * row_bytes
+        cut = np.flatnonzero(sizes < row_bytes)
+        if cut.size:
+            addresses = np.concatenate([addresses, addresses[cut] + sizes[cut]])
+            targets = np.concatenate([targets, targets[cut] + sizes[cut]])
+            sizes = np.concatenate([sizes, row_bytes - sizes[cut]])
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device.index).cuda_stream)
         status = 0
         if self.is_batched:
-            status = self._copy_batch(target, addresses, size, stream)
+            arrays = [np.ascontiguousarray(array) for array in (targets, addresses, sizes)]
+            pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+            status = self._copy(*pointers, ctypes.c_size_t(len(sizes)), *self._options, stream)
         else:
-            parts = zip(target.tolist(), addresses.tolist(), size.tolist(), strict=True)
-            for part in parts:
-                copy = (ctypes.c_void_p(part[0]), ctypes.c_void_p(part[1]))
-                status = status or self._copy_one(*copy, ctypes.c_size_t(part[2]), stream)
+            parts = zip(targets.tolist(), addresses.tolist(), sizes.tolist(), strict=True)
+            for target, address, size in parts:
+                pointers = [ctypes.c_void_p(target), ctypes.c_void_p(address)]
+                status = status or self._copy(*pointers, ctypes.c_size_t(size), stream)
         if status:
             raise FeedError(
-                f"CUDA cannot start {len(size)} copies: status {status} of the driver. Use "
+                f"CUDA cannot start {len(sizes)} copies: status {status} of the driver. Use "
                 "feed='pinned'."
             )
-
-    def _copy_batch(
-        self, target: np.ndarray, source: np.ndarray, size: np.ndarray, stream: ctypes.c_void_p
-    ) -> Any:
-        arrays = [np.ascontiguousarray(array, np.int64) for array in (target, source, size)]
-        return self._copy_all(
-            *(ctypes.c_void_p(array.ctypes.data) for array in arrays),
-            ctypes.c_size_t(len(size)),
-            self._attributes,
-            self._first,
-            ctypes.c_size_t(1),  # the number of attributes
-            *self._failed,
-            stream,
-        )
 
 
 #: cudaHostRegisterPortable (for all devices) and cudaHostRegisterReadOnly.
@@ -117,7 +98,10 @@ def register(address: int, size: int) -> None:
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device="cuda")
         reason = _runtime().cudaGetErrorString(status)
-        raise FeedError(f"CUDA cannot page-lock {size:,} bytes of memory: {reason}.")
+        raise FeedError(
+            f"{size:,} bytes of page cache cannot be registered with CUDA, perhaps because of the "
+            f"file system ({reason}). Use feed='pinned'."
+        )
 
 
 def unregister(address: int) -> None:

@@ -1,25 +1,24 @@
 """What a feed is given, and what it promises."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memload.errors import FeedError
 from memload.storage.shards import Shards
 from memload.upload import upload
 
 
 @dataclass(frozen=True)
-class Samples:
-    """The samples that a feed serves: their rows in one array, and their columns.
+class SampleArray:
+    """One array of the data set, such as the images: the row of each sample there, and columns.
 
-    ``row`` is int64 ``(n,)``, the row of each sample. Samples may share rows, and rows may be
-    unused. ``columns`` are arrays ``(n, …)``. Only the samples of the images have columns.
+    ``row`` is int64 ``(n,)``. Samples may share rows, and rows may be unused. ``columns`` are
+    arrays ``(n, …)``. Only the images have columns.
     """
 
     shards: Shards
@@ -43,31 +42,20 @@ class Samples:
             return self.row
         return np.unique(self.row)
 
-    def empty(self, count: int, device: torch.device) -> Tensor:
-        """Return uninitialised memory for some rows: for images ``(count, H, W, C)``."""
-        return torch.empty((count, *self.shards.array.shape), dtype=self.dtype, device=device)
+    @cached_property
+    def used_shards(self) -> list[int]:
+        """The numbers of the shards with these rows."""
+        numbers: list[int] = np.unique(self.shards.array.shard_of(self.used_rows)).tolist()
+        return numbers
 
-    def empty_page_locked(self, count: int) -> Tensor:
-        """Return the same in memory that the device copies from by itself. Raises FeedError."""
-        return page_locked((count, *self.shards.array.shape), self.dtype)
+    def empty(self, count: int, device: torch.device | str, *, pin_memory: bool = False) -> Tensor:
+        """Return uninitialised memory for some rows: for images ``(count, H, W, C)``."""
+        shape = (count, *self.shards.array.shape)
+        return torch.empty(shape, dtype=self.dtype, device=device, pin_memory=pin_memory)
 
     def upload_columns(self, samples: np.ndarray, device: torch.device) -> list[Tensor]:
         """Return the columns of some samples (int64) on a device."""
         return [upload(column[samples], device) for column in self.columns]
-
-
-def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return uninitialised page-locked memory, which torch's own allocator uses again.
-
-    Raises FeedError if there is none.
-    """
-    try:
-        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
-    except RuntimeError as error:
-        raise FeedError(
-            f"CUDA cannot page-lock memory for {shape[0]:,} rows: {str(error).splitlines()[0]}. "
-            "Use a smaller batch_size, fewer num_threads, or free some RAM."
-        ) from error
 
 
 class Counts(NamedTuple):
@@ -100,27 +88,41 @@ class Counts(NamedTuple):
         return f"{text}; {self.problem}" if self.problem else text
 
 
-class PendingRows(Protocol):
-    """The rows and columns of one batch, on their way to the device."""
+class PendingRows(NamedTuple):
+    """The rows and columns of one batch, on their way to the device.
 
-    def is_ready(self) -> bool:
-        """Return whether `fetch` would not wait for the disk. Never blocks."""
+    ``fetch()`` returns ``[pixels, *columns]``: pixels ``(N, H, W, C)`` and columns ``(N, …)``.
+    Nobody else writes to these tensors. It is called once, on any thread, and blocks until the rows
+    are in memory. On CUDA, the tensors are then ordered on torch's current stream, which has to be
+    the one on which `Feed.prepare` was called. It raises FormatError if a file was truncated since,
+    or cannot be read.
 
-    def fetch(self) -> list[Tensor]:
-        """Return ``[pixels, *columns]``: pixels ``(N, H, W, C)`` and columns ``(N, …)``.
+    ``is_ready()`` returns whether `fetch` would not wait for the disk. It never blocks.
+    """
 
-        Nobody else writes to these tensors. Called once, on any thread. Blocks until the rows are
-        in memory. On CUDA, the tensors are then ordered on torch's current stream, which has to be
-        the one on which `Feed.prepare` was called. Raises FormatError if a file was truncated
-        since, or cannot be read.
-        """
+    fetch: Callable[[], list[Tensor]]
+    is_ready: Callable[[], bool] = lambda: True
 
 
-class PreparedSamples(Protocol):
-    """The samples of many batches, for which shared work is done once."""
+class PreparedSamples(NamedTuple):
+    """The samples of many batches, for which shared work is done once.
 
-    def begin(self, start: int, stop: int) -> PendingRows:
-        """Begin to bring ``samples[start:stop]``: asks the disk for rows that are not in RAM."""
+    ``begin(start, stop)`` begins to bring ``samples[start:stop]``: it asks the disk for rows that
+    are not in RAM.
+    """
+
+    begin: Callable[[int, int], PendingRows]
+
+    @classmethod
+    def of(
+        cls, fetch: Callable[..., list[Tensor]], *values: np.ndarray | Tensor
+    ) -> "PreparedSamples":
+        """Return samples that need not be begun. ``fetch`` gets the batch's part of ``values``."""
+
+        def begin(start: int, stop: int) -> PendingRows:
+            return PendingRows(partial(fetch, *(value[start:stop] for value in values)))
+
+        return cls(begin)
 
 
 class Feed(Protocol):
@@ -142,4 +144,4 @@ class Feed(Protocol):
         """Return where rows were found so far; None if the feed does not count them."""
 
     def close(self) -> None:
-        """Wait for copies under way, then free memory and threads. Batches stay valid."""
+        """Wait for copies under way, then end threads. Memory goes with the feed; batches stay."""

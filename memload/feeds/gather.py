@@ -4,15 +4,15 @@ page cache ─ np.take ─▶ memory that is used again ────────
 page cache ─ np.take ─▶ page-locked memory ─ copy engine ────▶ batch on the GPU   pinned
 """
 
+import contextlib
 import weakref
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memload.feeds.feed import Counts, Samples
+from memload.feeds.feed import Counts, PreparedSamples, SampleArray
 
 
 class GatherFeed:
@@ -22,63 +22,34 @@ class GatherFeed:
     most ``keep`` unused buffers are kept.
     """
 
-    def __init__(self, samples: Samples, device: torch.device, *, keep: int) -> None:
+    def __init__(self, array: SampleArray, device: torch.device, *, keep: int) -> None:
         self.name = "cpu" if device.type == "cpu" else "pinned"
-        self.samples, self.device = samples, device
+        self.array, self.device = array, device
         self._pool = BufferPool(keep)
 
-    def prepare(self, samples: np.ndarray) -> "_GatheredSamples":
+    def prepare(self, samples: np.ndarray) -> PreparedSamples:
         """See `Feed.prepare`."""
-        columns = self.samples.upload_columns(samples, self.device)
-        return _GatheredSamples(self, self.samples.row[samples], columns)
+        columns = self.array.upload_columns(samples, self.device)
+        return PreparedSamples.of(self._fetch, self.array.row[samples], *columns)
 
-    def gather(self, rows: np.ndarray) -> Tensor:
-        """Return the pixels of rows (int64) on the device."""
-        shards = self.samples.shards
-        if self.device.type == "cpu":
-            pixels = self._pool.take(len(rows) * self.samples.row_bytes).view(self.samples.dtype)
-            pixels = pixels.view(len(rows), *shards.array.shape)
-            shards.gather(rows, pixels.numpy())
-            return pixels
-        # torch uses page-locked memory again when the copy out of it is over.
-        staging = self.samples.empty_page_locked(len(rows))
-        shards.gather(rows, staging.numpy())
-        return staging.to(self.device, non_blocking=True)
+    def _fetch(self, rows: np.ndarray, *columns: Tensor) -> list[Tensor]:
+        shards = self.array.shards
+        if self.name == "pinned":
+            # torch uses page-locked memory again when the copy out of it is over.
+            staging = self.array.empty(len(rows), "cpu", pin_memory=True)
+            shards.gather(rows, staging.numpy())
+            return [staging.to(self.device, non_blocking=True), *columns]
+        buffer = self._pool.take(len(rows) * self.array.row_bytes)
+        pixels = buffer.view(self.array.dtype).view(len(rows), *shards.array.shape)
+        shards.gather(rows, pixels.numpy())
+        return [pixels, *(column.clone() for column in columns)]  # not those of the whole chunk
 
     def counts(self) -> Counts | None:
         """See `Feed.counts`. The system decides what stays in RAM, so nothing is counted."""
         return None
 
     def close(self) -> None:
-        """See `Feed.close`. The memory is freed with the feed."""
-
-
-class _GatheredSamples(NamedTuple):
-    feed: GatherFeed
-    rows: np.ndarray
-    columns: list[Tensor]
-
-    def begin(self, start: int, stop: int) -> "_RowsToGather":
-        """See `PreparedSamples.begin`."""
-        columns = [column[start:stop] for column in self.columns]
-        return _RowsToGather(self.feed, self.rows[start:stop], columns)
-
-
-class _RowsToGather(NamedTuple):
-    feed: GatherFeed
-    rows: np.ndarray
-    columns: list[Tensor]
-
-    def is_ready(self) -> bool:
-        """See `PendingRows.is_ready`. Whether the page cache has the rows is not known."""
-        return True
-
-    def fetch(self) -> list[Tensor]:
-        """See `PendingRows.fetch`."""
-        columns = self.columns
-        if self.feed.device.type == "cpu":  # a part would keep the columns of the whole chunk
-            columns = [column.clone() for column in columns]
-        return [self.feed.gather(self.rows), *columns]
+        """See `Feed.close`."""
 
 
 class BufferPool:
@@ -102,14 +73,11 @@ class BufferPool:
 
     def _find(self, size: int) -> np.ndarray:
         """Return a free buffer of this size or up to twice as large, or a new one."""
-        unfit = []
-        try:
-            while True:
+        with contextlib.suppress(IndexError):  # other threads have taken the rest
+            for _ in range(len(self._free)):
                 buffer = self._free.pop()
                 if size <= buffer.size <= 2 * size:
                     return buffer
-                unfit.append(buffer)  # such as one for masks, while this is for images
-        except IndexError:
-            return np.empty(size, np.uint8)
-        finally:
-            self._free.extendleft(unfit)  # as the oldest, which are dropped first
+                # Such as one for masks, while this is for images. The oldest are dropped first.
+                self._free.appendleft(buffer)
+        return np.empty(size, np.uint8)

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from memload.errors import FeedError, FormatError
+from memload.errors import FeedError
 from memload.feeds.copies import register, unregister
-from memload.feeds.feed import Samples
+from memload.feeds.feed import SampleArray
+from memload.feeds.reader import rows_are_waited_for
 from memload.machine import available_memory, starting_threads
 from memload.storage.mapping import disk_reads, fault_in
 from memload.storage.shards import Shards
@@ -50,70 +51,40 @@ class HeldFile:
 
     It is mapped once more, shared and read-only, from ``address`` on, as CUDA cannot register the
     private maps of `Shards`. All Loaders of a process share it; processes share the pages. Once
-    nobody refers to it any more, its memory is let go.
+    nobody refers to it any more, its memory is let go. Raises FeedError if it cannot be mapped.
     """
 
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self.path, self.size = path, size
         self.held = self.planned = 0
         try:
-            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+            memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
         except OSError as error:
             raise FeedError(f"{path} cannot be mapped: {error.strerror}.") from error
-        self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
+        self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
         self._lock = threading.Lock()
         self._windows: list[int] = []
-        #: Those that copy from the pages.
-        self.devices: set[torch.device] = set()
-        weakref.finalize(self, _unregister, self._map, self._windows, self.devices, os.getpid())
+        weakref.finalize(self, _unregister, memory, self._windows, os.getpid())
 
     def probe(self, device: torch.device) -> None:
         """Raise FeedError unless a page can be registered, as on some file systems."""
         with self._lock, torch.cuda.device(device):
-            if not self.held:
-                self._register(self.address, min(mmap.PAGESIZE, self.size))
+            if self.planned and not self.held:
+                register(self.address, min(mmap.PAGESIZE, self.size))
                 unregister(self.address)
 
-    def hold_next(self, device: torch.device, read: Callable[[int, int], bool]) -> None:
-        """Read and register one more window, if there is one. Raises FeedError and FormatError.
-
-        ``read(address, size)`` brings pages into RAM. It returns False if it was stopped.
-        """
-        start, size = self.held, min(WINDOW_BYTES, self.planned - self.held)
-        try:
-            if size <= 0 or not read(self.address + start, size):
-                return
-        except OSError as error:
-            raise FormatError(
-                f"{self.path} cannot be read: {error.strerror}. Check the disk, then restore the "
-                "file or run 'memload build' again.",
-                path=self.path,
-            ) from error
+    def hold(self, start: int, size: int, device: torch.device) -> None:
+        """Register pages from byte ``start`` on, which are in RAM. Raises FeedError."""
         with self._lock, torch.cuda.device(device):
             if self.held == start:  # the thread of another Loader may have been faster
-                self._register(self.address + start, size)
+                register(self.address + start, size)
                 self._windows.append(self.address + start)
                 self.held += size
 
-    def _register(self, address: int, size: int) -> None:
-        try:
-            register(address, size)
-        except FeedError as error:
-            raise FeedError(
-                f"the pages of {self.path} cannot be registered with CUDA, perhaps because of its "
-                f"file system ({error}). Use feed='pinned'."
-            ) from None
 
-
-def _unregister(
-    _mapped: mmap.mmap, windows: Sequence[int], devices: Iterable[torch.device], process: int
-) -> None:
-    """Let go of registered pages. ``_mapped`` keeps them mapped until then."""
-    if os.getpid() != process:
-        return
-    for device in devices:
-        torch.cuda.synchronize(device)  # copies may be under way
-    for address in windows:
+def _unregister(_memory: mmap.mmap, windows: Sequence[int], process: int) -> None:
+    """Let go of registered pages. ``_memory`` keeps them mapped until then."""
+    for address in windows if os.getpid() == process else ():
         unregister(address)
 
 
@@ -127,36 +98,45 @@ def _held_files() -> list[HeldFile]:
     return [file for reference in _files.valuerefs() if (file := reference()) is not None]
 
 
-def plan_files(arrays: Sequence[Samples], budget: float) -> list[list[HeldFile]]:
+def plan_files(
+    arrays: Sequence[SampleArray], budget: float, device: torch.device
+) -> list[list[HeldFile]]:
     """Return the files of each array, and plan to hold as much of them as a budget of RAM allows.
 
     The budget, in bytes, is for all Loaders of the process: what is planned for one is not free for
     others. If it is not enough, the same share of each new file is planned. Files that others hold
-    already stay as they are, and of files without used rows nothing is planned.
+    already stay as they are, and of files without used rows nothing is planned. Raises FeedError if
+    pages cannot be registered.
     """
     with _files_lock:
-        files, new = [], []
-        for samples in arrays:
-            shards = samples.shards
-            files.append([_shared(shards, number) for number in range(len(shards.paths))])
-            used = np.unique(shards.array.shard_of(samples.used_rows)).tolist()
-            new += [files[-1][number] for number in used if not files[-1][number].planned]
+        files = [_files_of(array.shards) for array in arrays]
+        used = [
+            of_array[number]
+            for array, of_array in zip(arrays, files, strict=True)
+            for number in array.used_shards
+        ]
+        new = [file for file in used if not file.planned]
         free = max(0.0, budget - sum(file.planned for file in _held_files()))
         share = min(1.0, free / max(1, sum(file.size for file in new)))
         for file in new:
             pages = int(share * file.size) // mmap.PAGESIZE
             file.planned = file.size if share == 1 else pages * mmap.PAGESIZE
+    for file in used:
+        file.probe(device)
     return files
 
 
-def _shared(shards: Shards, number: int) -> HeldFile:
-    """Return the file that other Loaders of this process read already, or map it."""
-    identity = shards.identities[number]
-    file = _files.get(identity)
-    if file is None:
-        size = shards.array.shards[number].bytes
-        file = _files[identity] = HeldFile(shards.paths[number], shards.descriptors[number], size)
-    return file
+def _files_of(shards: Shards) -> list[HeldFile]:
+    """Return the files that other Loaders of this process read already, and map others."""
+    files = []
+    for number, identity in enumerate(shards.identities):
+        file = _files.get(identity)
+        if file is None:
+            size = shards.array.shards[number].bytes
+            file = HeldFile(shards.paths[number], shards.descriptors[number], size)
+        _files[identity] = file
+        files.append(file)
+    return files
 
 
 def ram_budget(cache_bytes: int | None) -> int:
@@ -173,18 +153,13 @@ def ram_budget(cache_bytes: int | None) -> int:
 class Filler:
     """A thread that brings in what is planned of some files, one file after another.
 
-    While ``rows_are_waited_for()``, it reads little at a time and then leaves the disk to them. It
+    While batches wait for rows, it reads little at a time and then leaves the disk to them. It
     ends early if RAM runs short, pages cannot be registered or a file cannot be read. Then a
     warning says why, and ``problem`` as well.
     """
 
-    def __init__(
-        self,
-        files: Sequence[HeldFile],
-        device: torch.device,
-        rows_are_waited_for: Callable[[], bool],
-    ) -> None:
-        self._files, self._device, self._rows_are_waited_for = files, device, rows_are_waited_for
+    def __init__(self, files: Sequence[HeldFile], device: torch.device) -> None:
+        self._files, self._device = files, device
         self.problem = ""
         # Less than the reserve, since batches use a part of that. Otherwise a budget of half of the
         # RAM could never be used up where there is little of it.
@@ -211,20 +186,16 @@ class Filler:
             # needs. So do not wait without end.
             self._thread.join(_CLOSE_SECONDS)
 
-    def wait(self) -> None:
-        """Wait until all that is planned is held, or the thread has ended early."""
-        self._thread.join()
-
     def _run(self) -> None:
         try:
-            while not self._stop.is_set():
-                file = next((file for file in self._files if file.held < file.planned), None)
-                if file is None:
-                    break
-                self._check_memory(min(WINDOW_BYTES, file.planned - file.held))
-                file.hold_next(self._device, self._read)
-        except (FeedError, FormatError, OSError) as error:  # OSError: too many files are open
-            self.problem = f"No more rows are held in RAM, and the others are read: {error}"
+            for file in self._files:
+                while file.held < file.planned and not self._stop.is_set():
+                    self._hold_next(file)
+        except (FeedError, OSError) as error:  # OSError: the disk fails, too many files are open
+            self.problem = (
+                f"No more rows are held in RAM from byte {file.held:,} of {file.path} on, and the "
+                f"others are read: {error}"
+            )
             logger.warning("%s", self.problem)
             for file in self._files:
                 file.planned = file.held
@@ -232,6 +203,15 @@ class Filler:
             self._files = ()
             for _ in range(_THREADS):
                 self._tasks.put(None)
+
+    def _hold_next(self, file: HeldFile) -> None:
+        """Read and register one more window of a file."""
+        start = file.held
+        size = min(WINDOW_BYTES, file.planned - start)
+        self._check_memory(size)
+        self._read(file.address + start, size)
+        if not self._stop.is_set():
+            file.hold(start, size, self._device)
 
     def _check_memory(self, needed: int) -> None:
         """Raise FeedError if the system would be left with too little RAM.
@@ -253,8 +233,8 @@ class Filler:
         self._unchecked_bytes = (left - needed - self._least_left) // 2
         self._next_check = time.perf_counter() + 1
 
-    def _read(self, address: int, size: int) -> bool:
-        """Read pages of a mapped file. Returns False if the thread is to end."""
+    def _read(self, address: int, size: int) -> None:
+        """Read pages of a mapped file. Ends early if the thread is to end."""
         stop = address + size
         while address < stop and not self._stop.is_set():
             began, end = time.perf_counter(), min(address + self._step, stop)
@@ -264,9 +244,8 @@ class Filler:
             self._step = min(2 * self._step, WINDOW_BYTES)
             if was_on_disk:
                 self._step = _STEP_BYTES
-                if self._rows_are_waited_for():
+                if rows_are_waited_for():
                     self._stop.wait(_PAUSE * (time.perf_counter() - began))
-        return not self._stop.is_set()
 
     def _fault_in(self, address: int, end: int) -> bool:
         """Read pages between two addresses on the threads for that. Raises OSError.
@@ -275,7 +254,7 @@ class Filler:
         """
         pieces = range(address, end, max(_STEP_BYTES, self._step // _THREADS))
         for start in pieces:
-            self._tasks.put((start, min(start + pieces.step, end)))
+            self._tasks.put((start, min(pieces.step, end - start)))
         found = [self._found.get() for _ in pieces]
         for error in found:
             if isinstance(error, OSError):
@@ -288,16 +267,14 @@ def _new_thread(function: Callable[..., None], *arguments: object) -> threading.
 
 
 def _read_pages(tasks: SimpleQueue[Any], found: SimpleQueue[Any]) -> None:
-    """Read pages from an address to another, again and again, until the task is None.
+    """Read pages, ``(address, size)``, again and again, until the task is None.
 
     Puts into ``found`` whether some of them were on the disk, or the OSError.
     """
     while (task := tasks.get()) is not None:
-        start, end = task
         reads_before = disk_reads()
         try:
-            fault_in(start, end - start)
+            fault_in(*task)
+            found.put(disk_reads() > reads_before)
         except OSError as error:
             found.put(error)
-        else:
-            found.put(disk_reads() > reads_before)

@@ -1,7 +1,6 @@
 """Several arrays, such as images and masks: a feed for each of them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -24,47 +23,31 @@ class JoinedFeed:
         """The name of the feed of the images."""
         return self._feeds[0].name
 
-    def prepare(self, samples: np.ndarray) -> "_JoinedSamples":
+    def prepare(self, samples: np.ndarray) -> PreparedSamples:
         """See `Feed.prepare`."""
-        return _JoinedSamples([feed.prepare(samples) for feed in self._feeds])
+        prepared = [feed.prepare(samples) for feed in self._feeds]
+
+        def begin(start: int, stop: int) -> PendingRows:
+            pending = [of_array.begin(start, stop) for of_array in prepared]
+
+            def fetch() -> list[Tensor]:
+                (pixels, *columns), *others = [rows.fetch() for rows in pending]
+                return [pixels, *(array for (array,) in others), *columns]
+
+            return PendingRows(fetch, lambda: all(rows.is_ready() for rows in pending))
+
+        return PreparedSamples(begin)
 
     def counts(self) -> Counts | None:
         """See `Feed.counts`. The rows of all arrays count."""
         counts = [found for feed in self._feeds if (found := feed.counts()) is not None]
         if not counts:
             return None
-        problems = dict.fromkeys(found.problem for found in counts if found.problem)
-        return Counts(
-            rows=sum(found.rows for found in counts),
-            rows_held=sum(found.rows_held for found in counts),
-            rows_to_hold=sum(found.rows_to_hold for found in counts),
-            served=sum(found.served for found in counts),
-            hits=sum(found.hits for found in counts),
-            problem="; ".join(problems),
-        )
+        *numbers, problems = zip(*counts, strict=True)
+        problem = "; ".join(dict.fromkeys(filter(None, problems)))
+        return Counts._make([*map(sum, numbers), problem])
 
     def close(self) -> None:
         """See `Feed.close`."""
         for feed in self._feeds:
             feed.close()
-
-
-class _JoinedSamples(NamedTuple):
-    prepared: Sequence[PreparedSamples]
-
-    def begin(self, start: int, stop: int) -> "_JoinedRows":
-        """See `PreparedSamples.begin`."""
-        return _JoinedRows([prepared.begin(start, stop) for prepared in self.prepared])
-
-
-class _JoinedRows(NamedTuple):
-    pending: Sequence[PendingRows]
-
-    def is_ready(self) -> bool:
-        """See `PendingRows.is_ready`."""
-        return all(rows.is_ready() for rows in self.pending)
-
-    def fetch(self) -> list[Tensor]:
-        """See `PendingRows.fetch`."""
-        (pixels, *columns), *others = [rows.fetch() for rows in self.pending]
-        return [pixels, *(array for (array,) in others), *columns]

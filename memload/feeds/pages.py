@@ -9,54 +9,37 @@ be held, but is not yet, is read like the others, but through the page cache, wh
 
 import os
 import threading
-import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memload.feeds.copies import RowCopies
-from memload.feeds.feed import Counts, Samples
+from memload.feeds.feed import Counts, PendingRows, PreparedSamples, SampleArray
 from memload.feeds.held import WINDOW_BYTES, Filler, HeldFile
 from memload.feeds.reader import Reading, RowReader
-
-#: What reads rows that batches of this process wait for, by id.
-_readers: weakref.WeakValueDictionary[int, RowReader] = weakref.WeakValueDictionary()
-
-
-def _rows_are_waited_for() -> bool:
-    # Unlike an iteration, a list of references cannot be disturbed by other threads.
-    readers = (reference() for reference in _readers.valuerefs())
-    return any(reader is not None and reader.is_busy() for reader in readers)
 
 
 class PagesFeed:
     """Brings rows to the device from registered page cache, or from the files.
 
-    ``files`` are those of the array, with what is planned to be held. Raises FeedError if pages
-    cannot be registered.
+    ``files`` are those of the array, with what is planned to be held.
     """
 
     def __init__(
         self,
-        samples: Samples,
+        array: SampleArray,
         device: torch.device,
         files: Sequence[HeldFile],
         copy_rows: RowCopies,
     ) -> None:
-        self.samples, self.device = samples, device
+        self.array, self.device = array, device
         self._files, self._copy_rows = files, copy_rows
-        for file in files:
-            file.devices.add(device)
-            if file.planned:
-                file.probe(device)
-        self._used = np.unique(samples.shards.array.shard_of(samples.used_rows)).tolist()
-        self._addresses = np.array([file.address for file in files])
-        self._reader = RowReader(samples.shards)
-        _readers[id(self._reader)] = self._reader
-        self._filler = Filler(files, device, _rows_are_waited_for)
+        self._file_addresses = np.array([file.address for file in files])
+        self._reader = RowReader(array.shards)
+        self._filler = Filler(files, device)
         self._process = os.getpid()
         self._served = self._hits = 0
         self._lock = threading.Lock()
@@ -64,50 +47,62 @@ class PagesFeed:
     @property
     def name(self) -> str:
         """``"dma"``, or ``"disk"`` if not all of the files with used rows will be held."""
-        is_whole = (
-            self._files[number].planned == self._files[number].size for number in self._used
-        )
-        return "dma" if all(is_whole) else "disk"
+        used = [self._files[number] for number in self.array.used_shards]
+        return "dma" if all(file.planned == file.size for file in used) else "disk"
 
-    def prepare(self, samples: np.ndarray) -> "_LocatedSamples":
+    def prepare(self, samples: np.ndarray) -> PreparedSamples:
         """See `Feed.prepare`."""
-        rows = self.samples.row[samples]
-        columns = self.samples.upload_columns(samples, self.device)
-        return _LocatedSamples(self, *self.samples.shards.array.locate(rows), columns)
+        shard, offset = self.array.shards.array.locate(self.array.row[samples])
+        columns = self.array.upload_columns(samples, self.device)
+        return PreparedSamples(partial(self._begin, shard, offset, columns))
 
-    def begin(self, shard: np.ndarray, offset: np.ndarray, columns: list[Tensor]) -> "_LocatedRows":
-        """Begin to read those rows that are not held, at offsets in shards."""
-        end = offset + self.samples.row_bytes
-        is_held = end <= np.array([file.held for file in self._files])[shard]
-        reading = None
-        if not is_held.all():
-            missing = ~is_held
-            stays = end <= np.array([file.planned for file in self._files])[shard]
-            reading = self._reader.begin(shard[missing], offset[missing], stays[missing])
-        return _LocatedRows(self, shard, offset, is_held, reading, columns)
-
-    def copy(self, rows: "_LocatedRows") -> Tensor:
-        """Copy the rows of a batch to the device, from wherever they are."""
-        shard, offset, is_held, reading = rows.shard, rows.offset, rows.is_held, rows.reading
-        self.samples.shards.check_sizes(set(shard.tolist()))
-        addresses = self._addresses[shard] + offset
+    def _begin(
+        self,
+        shard: np.ndarray,
+        offset: np.ndarray,
+        columns: Sequence[Tensor],
+        start: int,
+        stop: int,
+    ) -> PendingRows:
+        """Find the rows that are held, and begin to read the others."""
+        shard, offset = shard[start:stop], offset[start:stop]
+        columns = [column[start:stop] for column in columns]
+        addresses = self._file_addresses[shard] + offset
         in_window = WINDOW_BYTES - offset % WINDOW_BYTES
+        end = offset + self.array.row_bytes
+        missing = end > np.array([file.held for file in self._files])[shard]
+        fetch = partial(self._fetch, shard, addresses, in_window, columns)
+        if not missing.any():
+            return PendingRows(fetch)
+        stays = end <= np.array([file.planned for file in self._files])[shard]
+        reading = self._reader.begin(shard[missing], offset[missing], stays[missing])
+        addresses[missing], in_window[missing] = reading.addresses, self.array.row_bytes
+        return PendingRows(partial(fetch, reading), reading.is_done)
+
+    def _fetch(
+        self,
+        shard: np.ndarray,
+        addresses: np.ndarray,
+        in_window: np.ndarray,
+        columns: Sequence[Tensor],
+        reading: Reading | None = None,
+    ) -> list[Tensor]:
+        """Copy the rows of a batch to the device, from wherever they are."""
+        self.array.shards.check_sizes(set(shard.tolist()))
         if reading is not None:
             reading.wait()
-            addresses[~is_held] = reading.addresses
-            in_window[~is_held] = self.samples.row_bytes
-        pixels = self.samples.empty(len(shard), self.device)
+        pixels = self.array.empty(len(shard), self.device)
         self._copy_rows(addresses, in_window, pixels)
         if reading is not None:
-            reading.give_back()
+            self._reader.give_back(reading.buffer)
         with self._lock:
             self._served += len(shard)
-            self._hits += int(is_held.sum())
-        return pixels
+            self._hits += len(shard) - (0 if reading is None else len(reading.addresses))
+        return [pixels, *columns]
 
     def counts(self) -> Counts:
         """See `Feed.counts`."""
-        array = self.samples.shards.array
+        array = self.array.shards.array
         return Counts(
             array.rows,
             array.rows_within([file.held for file in self._files]),
@@ -123,33 +118,5 @@ class PagesFeed:
             return
         self._filler.close()
         self._reader.close()
+        torch.cuda.synchronize(self.device)  # it may still copy out of their memory
         self._files = ()  # the last Loader of a file lets go of its pages
-
-
-class _LocatedSamples(NamedTuple):
-    feed: PagesFeed
-    shard: np.ndarray
-    offset: np.ndarray
-    columns: list[Tensor]
-
-    def begin(self, start: int, stop: int) -> "_LocatedRows":
-        """See `PreparedSamples.begin`."""
-        columns = [column[start:stop] for column in self.columns]
-        return self.feed.begin(self.shard[start:stop], self.offset[start:stop], columns)
-
-
-class _LocatedRows(NamedTuple):
-    feed: PagesFeed
-    shard: np.ndarray
-    offset: np.ndarray
-    is_held: np.ndarray
-    reading: Reading | None  #: of the rows that are not held
-    columns: list[Tensor]
-
-    def is_ready(self) -> bool:
-        """See `PendingRows.is_ready`."""
-        return self.reading is None or self.reading.is_done()
-
-    def fetch(self) -> list[Tensor]:
-        """See `PendingRows.fetch`."""
-        return [self.feed.copy(self), *self.columns]

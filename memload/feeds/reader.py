@@ -9,17 +9,17 @@ import logging
 import mmap
 import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memload.feeds.feed import page_locked
 from memload.machine import starting_threads
 from memload.storage.shards import Shards, open_direct
 
@@ -29,6 +29,24 @@ _THREADS = 32
 _POOL_NAME = "memload-read"
 
 logger = logging.getLogger("memload")
+
+
+class Reading(NamedTuple):
+    """Rows on their way from the disk into page-locked memory, at ``addresses`` ``(n,)``."""
+
+    addresses: np.ndarray
+    buffer: Tensor
+    parts: Sequence[Future[None]]
+
+    def is_done(self) -> bool:
+        """Return whether all rows are there, or cannot be read."""
+        return all(part.done() for part in self.parts)
+
+    def wait(self) -> None:
+        """Block until all rows are there. Raises FormatError."""
+        wait(self.parts)  # all of them: nobody may write to the buffer once it is given back
+        for part in self.parts:
+            part.result()
 
 
 class RowReader:
@@ -46,52 +64,46 @@ class RowReader:
         self._newest: Sequence[Future[None]] = ()
         #: Buffers to use again, oldest first, and the CUDA event after the copy out of each.
         self._free: deque[tuple[Tensor, Any]] = deque()
+        _readers[id(self)] = self
 
     def is_busy(self) -> bool:
         """Return whether rows are being read."""
         return not all(part.done() for part in self._newest)
 
-    def begin(self, shard: np.ndarray, offset: np.ndarray, stays: np.ndarray) -> "Reading":
+    def begin(self, shard: np.ndarray, offset: np.ndarray, stays: np.ndarray) -> Reading:
         """Begin to read the rows at these offsets of shards, each array ``(n,)``.
 
-        ``stays`` marks rows to keep in the page cache, which are read through it.
+        ``stays`` marks rows to keep in the page cache, which are read through it. When the rows
+        have been copied, the buffer is given back with `give_back`.
         """
-        buffer = self._take(len(shard) * self._slot_bytes + _PAGE)
-        slots = buffer.numpy()[-buffer.data_ptr() % _PAGE :][: len(shard) * self._slot_bytes]
-        slots = slots.reshape(len(shard), self._slot_bytes)
+        size = len(shard) * self._slot_bytes
+        buffer = self._take(size + _PAGE)
+        slots = buffer.numpy()[-buffer.data_ptr() % _PAGE :][:size].reshape(len(shard), -1)
         addresses = slots.ctypes.data + np.arange(len(shard)) * self._slot_bytes + offset % _PAGE
         with self._lock:  # the first time, this opens files
             direct = [None] * len(self._shards.paths) if stays.all() else self._direct
+        rows = [*zip(shard.tolist(), offset.tolist(), stays.tolist(), slots, strict=True)]
         parts = []
         with starting_threads("use feed='pinned' with num_threads=0"):
-            for first in range(min(_THREADS, len(shard))):
-                some = slice(first, None, _THREADS)
-                rows = (shard[some].tolist(), offset[some].tolist(), stays[some].tolist())
-                parts.append(self._pool.submit(self._read, *rows, slots[some], direct))
+            for first in range(min(_THREADS, len(rows))):
+                parts.append(self._pool.submit(self._read, rows[first::_THREADS], direct))
         self._newest = parts
-        return Reading(self, buffer, addresses, parts)
+        return Reading(addresses, buffer, parts)
 
     def _read(
-        self,
-        shards: list[int],
-        offsets: list[int],
-        stays: list[bool],
-        slots: np.ndarray,
-        direct: Sequence[int | None],
+        self, rows: Iterable[tuple[int, int, bool, np.ndarray]], direct: Sequence[int | None]
     ) -> None:
         """Read some rows into their slots, one after another."""
-        row_bytes = self._shards.array.row_bytes
-        for shard, offset, row_stays, slot in zip(shards, offsets, stays, slots, strict=True):
-            begin, descriptor = offset % _PAGE, None if row_stays else direct[shard]
-            done = 0
+        for shard, offset, stays, slot in rows:
+            begin, descriptor, done = offset % _PAGE, None if stays else direct[shard], 0
+            end = begin + self._shards.array.row_bytes
             if descriptor is not None:
-                whole_pages = -(-(begin + row_bytes) // _PAGE) * _PAGE
-                try:
-                    done = os.preadv(descriptor, [slot[:whole_pages].data], offset - begin)
-                except OSError:  # read once more below, which says what is wrong
-                    done = 0
-            if done < begin + row_bytes:
-                self._shards.read(shard, offset, slot[begin : begin + row_bytes].data)
+                # If this fails, the row is read once more below, which says what is wrong.
+                with contextlib.suppress(OSError):
+                    pages = slot[: -(-end // _PAGE) * _PAGE]
+                    done = os.preadv(descriptor, [pages.data], offset - begin)
+            if done < end:
+                self._shards.read(shard, offset, slot[begin:end].data)
 
     @cached_property
     def _direct(self) -> list[int | None]:
@@ -114,7 +126,8 @@ class RowReader:
             elif len(buffer) >= size:
                 return buffer
         # Some room, so that a batch with a few more rows fits, too.
-        return page_locked((size + size // 8,), torch.uint8)
+        size += size // 8
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def give_back(self, buffer: Tensor) -> None:
         """Use a buffer again, once the copies on the current stream are over."""
@@ -123,41 +136,21 @@ class RowReader:
         self._free.append((buffer, copied))
 
     def close(self) -> None:
-        """Wait for what is being read and copied, then end the threads and close the files."""
+        """Wait for what is being read, then end the threads and close the files."""
         # A thread of the pool may happen to collect the Loader. It must not wait for itself.
         is_own = threading.current_thread().name.startswith(_POOL_NAME)
         self._pool.shutdown(wait=not is_own, cancel_futures=True)
-        for _, copied in self._free:
-            copied.synchronize()
-        self._free.clear()
         for descriptor in self.__dict__.pop("_direct", ()):
             if descriptor is not None:
                 os.close(descriptor)
 
 
-class Reading:
-    """Rows on their way from the disk into page-locked memory, at ``addresses`` ``(n,)``."""
+#: All readers of this process, by id.
+_readers: weakref.WeakValueDictionary[int, RowReader] = weakref.WeakValueDictionary()
 
-    def __init__(
-        self,
-        reader: RowReader,
-        buffer: Tensor,
-        addresses: np.ndarray,
-        parts: Sequence[Future[None]],
-    ) -> None:
-        self.addresses = addresses
-        self._reader, self._buffer, self._parts = reader, buffer, parts
 
-    def is_done(self) -> bool:
-        """Return whether all rows are there, or cannot be read."""
-        return all(part.done() for part in self._parts)
-
-    def wait(self) -> None:
-        """Block until all rows are there. Raises FormatError."""
-        wait(self._parts)  # all of them: nobody may write to the buffer once it is given back
-        for part in self._parts:
-            part.result()
-
-    def give_back(self) -> None:
-        """Let the memory be used again, once the last copy out of it is on the current stream."""
-        self._reader.give_back(self._buffer)
+def rows_are_waited_for() -> bool:
+    """Return whether batches of this process wait for rows that are being read."""
+    # Unlike an iteration, a list of references cannot be disturbed by other threads.
+    readers = [reference() for reference in _readers.valuerefs()]
+    return any(reader is not None and reader.is_busy() for reader in readers)

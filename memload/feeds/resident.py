@@ -1,17 +1,17 @@
 """The feed resident: all samples in the device's memory, where each batch is gathered."""
 
-import hashlib
 import math
 import threading
 import weakref
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.feed import Counts, Samples
+from memload.feeds.feed import Counts, PreparedSamples, SampleArray
 from memload.upload import upload
 
 #: Bytes that are copied to the device at a time when the feed is made.
@@ -28,35 +28,44 @@ class ResidentFeed:
 
     name = "resident"
 
-    def __init__(self, samples: Samples, device: torch.device) -> None:
-        self.samples, self.device = samples, device
-        position = np.searchsorted(samples.used_rows, samples.row)
+    def __init__(self, array: SampleArray, device: torch.device) -> None:
+        self.device = device
+        position = np.searchsorted(array.used_rows, array.row)
         #: Where the row of each sample lies in `rows`; None if at the number of the sample.
-        self.position = None if np.array_equal(position, np.arange(len(position))) else position
+        self._position = None if np.array_equal(position, np.arange(len(position))) else position
         try:
-            self.rows = _shared_rows(samples, device)
-            columns = [torch.from_numpy(column).to(device) for column in samples.columns]
+            self.rows = _shared_rows(array, device)
+            columns = [torch.from_numpy(column).to(device) for column in array.columns]
         except torch.OutOfMemoryError as error:
             raise FeedError(
-                f"feed='resident' needs {len(samples.used_rows) * samples.row_bytes:,} bytes of "
+                f"feed='resident' needs {len(array.used_rows) * array.row_bytes:,} bytes of "
                 f"memory on {device}, which has fewer. Use feed='auto', or fewer samples."
             ) from error
-        self._table = _Table(self.rows)
-        self._columns = [_Table(column) for column in columns]
+        self._table, self._columns = _Table(self.rows), [_Table(column) for column in columns]
 
-    def prepare(self, samples: np.ndarray) -> "_ResidentSamples":
+    def prepare(self, samples: np.ndarray) -> PreparedSamples:
         """See `Feed.prepare`. On CUDA, batches may also be fetched on other streams."""
         numbers = upload(samples, self.device)
-        rows = numbers if self.position is None else upload(self.position[samples], self.device)
+        position = self._position
+        rows = numbers if position is None else upload(position[samples], self.device)
         columns = [column.take(numbers) for column in self._columns]
-        return _ResidentSamples(self._table, rows, columns, _current_stream(self.device))
+        fetch = partial(self._fetch, _current_stream(self.device))
+        return PreparedSamples.of(fetch, rows, *columns)
+
+    def _fetch(self, prepared_on: Any, rows: Tensor, *columns: Tensor) -> list[Tensor]:
+        stream = _current_stream(self.device)
+        if stream != prepared_on:  # the user's loop has changed its stream
+            stream.wait_stream(prepared_on)
+            for tensor in (rows, *columns):
+                tensor.record_stream(stream)
+        return [self._table.take(rows), *columns]
 
     def counts(self) -> Counts | None:
         """See `Feed.counts`."""
         return None
 
     def close(self) -> None:
-        """See `Feed.close`. The memory is freed with the feed."""
+        """See `Feed.close`."""
         if self.device.type == "cuda":  # batches may not be gathered yet, on any stream
             torch.cuda.synchronize(self.device)
 
@@ -78,44 +87,12 @@ class _Table:
 
     def take(self, rows: Tensor) -> Tensor:
         """Return a copy of some rows (int64), in their order."""
-        return (
-            torch.index_select(self._words, 0, rows).view(self._dtype).view(len(rows), *self._shape)
-        )
-
-
-class _ResidentSamples(NamedTuple):
-    table: _Table
-    rows: Tensor
-    columns: list[Tensor]
-    stream: Any  #: on which they were prepared; None on the CPU
-
-    def begin(self, start: int, stop: int) -> "_ResidentRows":
-        """See `PreparedSamples.begin`."""
-        return _ResidentRows(self, start, stop)
-
-
-class _ResidentRows(NamedTuple):
-    prepared: _ResidentSamples
-    start: int
-    stop: int
-
-    def is_ready(self) -> bool:
-        """See `PendingRows.is_ready`."""
-        return True
-
-    def fetch(self) -> list[Tensor]:
-        """See `PendingRows.fetch`."""
-        table, rows, columns, prepared_on = self.prepared
-        stream = _current_stream(rows.device)
-        if stream is not None and stream != prepared_on:  # the user's loop has changed its stream
-            stream.wait_stream(prepared_on)
-            for tensor in (rows, *columns):
-                tensor.record_stream(stream)
-        pixels = table.take(rows[self.start : self.stop])
-        return [pixels, *(column[self.start : self.stop] for column in columns)]
+        words = torch.index_select(self._words, 0, rows)
+        return words.view(self._dtype).view(len(rows), *self._shape)
 
 
 def _current_stream(device: torch.device) -> Any:
+    """Return torch's current stream; None on the CPU."""
     return torch.cuda.current_stream(device.index) if device.type == "cuda" else None
 
 
@@ -124,27 +101,25 @@ _shared: weakref.WeakValueDictionary[tuple[object, ...], Tensor] = weakref.WeakV
 _lock = threading.Lock()
 
 
-def _shared_rows(samples: Samples, device: torch.device) -> Tensor:
+def _shared_rows(array: SampleArray, device: torch.device) -> Tensor:
     """Return the used rows on the device, ``(rows, …)``."""
-    digest = hashlib.sha256(np.ascontiguousarray(samples.used_rows).data).digest()
-    key = (device, *samples.shards.identities, digest)
+    key = (device, *array.shards.identities, array.used_rows.tobytes())
     with _lock:
         rows = _shared.get(key)
         if rows is None:
-            rows = _shared[key] = _load(samples, device)
+            rows = _shared[key] = _load(array, device)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # they are used on any stream
         return rows
 
 
-def _load(samples: Samples, device: torch.device) -> Tensor:
+def _load(array: SampleArray, device: torch.device) -> Tensor:
     """Copy the used rows to the device, through page-locked memory."""
-    used_rows = samples.used_rows
-    table = samples.empty(len(used_rows), device)
-    step = max(1, _STAGING_BYTES // samples.row_bytes)
-    for start in range(0, len(used_rows), step):
-        some = used_rows[start : start + step]
-        staging = samples.empty_page_locked(len(some))
-        samples.shards.gather(some, staging.numpy())
+    table = array.empty(len(array.used_rows), device)
+    step = max(1, _STAGING_BYTES // array.row_bytes)
+    for start in range(0, len(table), step):
+        rows = array.used_rows[start : start + step]
+        staging = array.empty(len(rows), "cpu", pin_memory=True)
+        array.shards.gather(rows, staging.numpy())
         table[start : start + step].copy_(staging, non_blocking=True)
     return table

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memload.feeds.choice import Choice, FeedName, choose_feed
-from memload.feeds.feed import Feed, Samples
+from memload.feeds.feed import Feed, SampleArray
 from memload.reading.columns import column_values, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.streams import SideStream
@@ -37,17 +37,17 @@ class Pipeline(NamedTuple):
     reads_ahead: int = 0
 
 
-def samples_of(dataset: MemmapDataset, names: Sequence[str]) -> list[Samples]:
+def samples_of(dataset: MemmapDataset, names: Sequence[str]) -> list[SampleArray]:
     """Return what a feed has to serve: images with the columns among these names, then arrays."""
     index = dataset.index
     arrays, columns = split_names(names, dataset.arrays)
     values = [column_values(index, name) for name in columns]
-    images = Samples(dataset.shards, index.row, values)
-    return [images, *(Samples(dataset.shards_of(name), index.rows_of(name)) for name in arrays)]
+    images = SampleArray(dataset.shards, index.row, values)
+    return [images, *(SampleArray(dataset.shards_of(name), index.rows_of(name)) for name in arrays)]
 
 
 def make_pipeline(
-    samples: Sequence[Samples],
+    arrays: Sequence[SampleArray],
     device: torch.device,
     feed_name: FeedName,
     transform: Callable[..., Any] | None,
@@ -73,10 +73,10 @@ def make_pipeline(
 
     ``batch_size`` is None if it is not known. Then rows of 2 batches are read ahead.
     """
-    row_bytes = sum(array.row_bytes for array in samples)
+    row_bytes = sum(array.row_bytes for array in arrays)
     on_threads = max(1, num_threads * prefetch_factor)
     feed, choice = choose_feed(
-        feed_name, samples, device, cache_bytes=cache_bytes, buffers=on_threads + 2
+        feed_name, arrays, device, cache_bytes=cache_bytes, buffers=on_threads + 2
     )
     if feed.name == "cpu":
         return Pipeline(feed, choice, row_bytes, None, num_threads, on_threads)

@@ -98,13 +98,13 @@ def wait_until_held():
 @pytest.fixture
 def may_hold(monkeypatch):
     """An event that files wait for before anything of them is held. A test has to set it."""
-    event, hold_next = threading.Event(), held.HeldFile.hold_next
+    event, fault_in = threading.Event(), held.fault_in
 
-    def hold_late(*arguments):
+    def fault_in_late(*arguments):
         event.wait(30)
-        return hold_next(*arguments)
+        fault_in(*arguments)
 
-    monkeypatch.setattr(held.HeldFile, "hold_next", hold_late)
+    monkeypatch.setattr(held, "fault_in", fault_in_late)
     return event
 
 

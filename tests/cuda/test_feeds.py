@@ -11,7 +11,7 @@ from memload import FeedError, FormatError, Index, Loader, MemmapDataset
 from memload.feeds import copies
 from memload.feeds.choice import choose_feed
 from memload.feeds.copies import RowCopies
-from memload.feeds.feed import Samples
+from memload.feeds.feed import SampleArray
 from memload.storage.shards import Shards
 
 DEVICE = torch.device("cuda", 0)
@@ -23,9 +23,19 @@ FEEDS = {
     "no row held": ("disk", 0),
     "pinned": ("pinned", None),
 }
+#: Element types and shapes of rows, from 1 byte to some kilobytes.
+ROWS = {
+    "a": ("|i1", (1,)),
+    "b": ("|b1", (7,)),
+    "c": ("<i8", (1,)),
+    "d": ("<f8", (5, 3)),
+    "e": ("<f2", (3,)),
+    "f": ("<u2", (2, 3, 4, 5)),
+    "g": ("<i4", (700,)),
+    "h": ("<f4", (2,)),
+}
 
 every_feed = pytest.mark.parametrize("feed_name", FEEDS)
-resident = pytest.mark.parametrize("feed_name", ["resident"])
 
 
 @pytest.fixture
@@ -34,9 +44,10 @@ def make_feed(feed_name):
     feeds = []
 
     def make(shards, row=None, columns=()):
-        samples = Samples(shards, np.arange(len(shards)) if row is None else np.array(row), columns)
+        row = np.arange(len(shards)) if row is None else np.array(row)
         name, cache_bytes = FEEDS[feed_name]
-        feed, _ = choose_feed(name, [samples], DEVICE, cache_bytes=cache_bytes)
+        array = SampleArray(shards, row, columns)
+        feed, _ = choose_feed(name, [array], DEVICE, cache_bytes=cache_bytes)
         feeds.append(feed)
         return feed
 
@@ -66,72 +77,74 @@ def stored(shards):
 
 
 @every_feed
-@pytest.mark.parametrize("wait", [False, True])
-@pytest.mark.parametrize("rows", [(40,), (17, 13, 10)], ids=["one shard", "three shards"])
 @pytest.mark.parametrize(
     ("shape", "descr"),
-    [
-        ((4, 6, 3), "|u1"),
-        ((3, 5, 1), "|u1"),
-        ((31, 33, 3), "|u1"),
-        ((5, 7, 3), "<f4"),
-        ((2, 3, 1), "<u2"),
-        ((3, 5, 1), "<i2"),
-        ((5, 7, 3), "<i4"),
-    ],
+    [((20, 31, 3), "|u1"), ((3, 5, 1), "<i2"), ((5, 7, 3), "<f4")],
     ids=str,
 )
-def test_samples_are_as_they_are_stored(
-    make_feed, make_dataset, rows, shape, descr, wait, wait_until_held
+def test_samples_are_as_they_are_stored_and_batches_outlive_the_feed(
+    make_feed, make_dataset, shape, descr, wait_until_held, window_bytes, monkeypatch
 ):
-    shards = Shards(make_dataset(rows=rows, shape=shape, descr=descr))
-    row = np.random.default_rng(1).integers(0, 40, 100)
-    columns = (
-        np.arange(100) * 3,
-        np.random.default_rng(2).random((100, 2, 3)).astype(np.float32),
-        np.arange(100, dtype=np.uint16),
-        np.arange(100) % 3 == 0,
-    )
-    feed = make_feed(shards, row, columns)
-    if wait:
-        wait_until_held(feed)
-    rng = np.random.default_rng(3)
-    for count in (1, 7, 100, 300, 2):
-        samples = rng.integers(0, 100, count)
-        pixels, *values = fetch(feed, samples)
-        assert pixels.is_contiguous()
-        np.testing.assert_array_equal(on_host(pixels), stored(shards)[row[samples]])
-        for value, column in zip(values, columns, strict=True):
-            np.testing.assert_array_equal(on_host(value), column[samples])
+    window_bytes(4096)
+    monkeypatch.setattr("memload.feeds.resident._STAGING_BYTES", 5000)
+    shards = Shards(make_dataset(rows=(17, 13, 50), shape=shape, descr=descr))
+    rng = np.random.default_rng(1)
+    for row in (rng.integers(0, 80, 100), np.arange(80)[::-1], np.array([79])):
+        columns = (
+            np.arange(len(row)) * 3,
+            rng.random((len(row), 2, 3)).astype(np.float32),
+            np.arange(len(row), dtype=np.uint16),
+            np.arange(len(row)) % 3 == 0,
+        )
+        feed = make_feed(shards, row, columns)
+        for count in (1, 7, 300):
+            samples = rng.integers(0, len(row), count)
+            pixels, *values = fetch(feed, samples)
+            assert pixels.is_contiguous()
+            np.testing.assert_array_equal(on_host(pixels), stored(shards)[row[samples]])
+            for value, column in zip(values, columns, strict=True):
+                np.testing.assert_array_equal(on_host(value), column[samples])
+            wait_until_held(feed)
+        batches = [fetch(feed, np.array([sample]))[0] for sample in range(len(row))]
+        feed.close()
+        found = np.concatenate([on_host(pixels) for pixels in batches])
+        np.testing.assert_array_equal(found, stored(shards)[row])
 
 
-#: Functions of the driver that copy rows, and whether they take a whole batch.
-FUNCTIONS = {
-    "cuMemcpyBatchAsync_v2": True,
-    "cuMemcpyBatchAsync": True,
-    "cuMemcpyHtoDAsync_v2": False,
-}
+@every_feed
+def test_any_element_type_and_shape(make_feed, make_dataset, add_array, wait_until_held):
+    index, values = make_dataset(rows=(61,)), {}
+    for number, (name, (descr, shape)) in enumerate(ROWS.items()):
+        rng = np.random.default_rng(number)
+        values[name] = rng.integers(0, 2 if descr == "|b1" else 120, (61, *shape)).astype(descr)
+        index = add_array(index, name, values[name], "npy" if number % 2 else "array")
+    samples = np.random.default_rng(0).integers(0, 61, 100)
+    for name, expected in values.items():
+        feed = make_feed(Shards(index, name))
+        for _ in range(2):
+            np.testing.assert_array_equal(on_host(fetch(feed, samples)[0]), expected[samples])
+            wait_until_held(feed)
 
-every_function = pytest.mark.parametrize("function", FUNCTIONS)
+
+every_function = pytest.mark.parametrize("function", copies.FUNCTIONS)
 
 
-def use(copy_rows, function):
-    """Let rows be copied by a function of the driver. Skips the test if it has not got it."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    if not hasattr(driver, function):
-        pytest.skip(f"the driver has no {function}")
-    copy_rows.is_batched = FUNCTIONS[function]
-    if copy_rows.is_batched:
-        copy_rows._copy_all = getattr(driver, function)
-        is_newer = function.endswith("_v2")
-        copy_rows._failed = () if is_newer else (ctypes.byref(ctypes.c_size_t()),)
+@pytest.fixture
+def use(monkeypatch):
+    """A function that lets feeds copy rows by a function of the driver, or skips the test."""
+
+    def use_function(function):
+        if not hasattr(ctypes.CDLL("libcuda.so.1"), function):
+            pytest.skip(f"the driver has no {function}")
+        monkeypatch.setattr(copies, "FUNCTIONS", [function])
+
+    return use_function
 
 
 @every_function
-@pytest.mark.parametrize("row_bytes", [1, 1000, 4096, 150_528])
-def test_rows_are_copied_by_each_function_of_the_driver(function, row_bytes):
-    copy_rows = RowCopies(DEVICE, row_bytes)
-    use(copy_rows, function)
+@pytest.mark.parametrize("row_bytes", [1, 4096, 150_528])
+def test_rows_are_copied_by_each_function_of_the_driver(function, row_bytes, use):
+    use(function)
     rng = np.random.default_rng(0)
     values = rng.integers(0, 256, (50, row_bytes)).astype(np.uint8)
     source = torch.from_numpy(values).pin_memory()
@@ -142,63 +155,23 @@ def test_rows_are_copied_by_each_function_of_the_driver(function, row_bytes):
     in_window[::3] = rng.integers(1, row_bytes + 1, len(in_window[::3]))  # in two parts
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(5_000_000)
-        copy_rows(source.data_ptr() + order * row_bytes, in_window, out)
+        RowCopies(DEVICE)(source.data_ptr() + order * row_bytes, in_window, out)
         np.testing.assert_array_equal(on_host(out), values[order])
 
 
 @every_function
 @pytest.mark.parametrize("feed_name", ["dma", "some rows held"])
 def test_a_feed_copies_by_each_function_of_the_driver(
-    make_feed, make_dataset, window_bytes, wait_until_held, function
+    make_feed, make_dataset, window_bytes, wait_until_held, function, use
 ):
     window_bytes(4096)
+    use(function)
     shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))  # rows in two windows
     feed = make_feed(shards)
-    use(feed._copy_rows, function)
     for _ in range(2):
         order = np.random.default_rng(0).permutation(80)
         np.testing.assert_array_equal(on_host(fetch(feed, order)[0]), stored(shards)[order])
         wait_until_held(feed)
-
-
-@pytest.mark.parametrize("feed_name", ["dma"])
-def test_page_locked_memory_is_counted_only_until_rows_are_held(
-    make_feed, make_dataset, may_hold, wait_until_held, registered_addresses
-):
-    shards = Shards(make_dataset(rows=(50,), shape=(20, 31, 3)))
-    feed = make_feed(shards)
-    np.testing.assert_array_equal(on_host(fetch(feed, np.arange(50))[0]), stored(shards))
-    assert (feed.counts().hits, len(registered_addresses)) == (0, 0)
-    may_hold.set()
-    wait_until_held(feed)
-    np.testing.assert_array_equal(on_host(fetch(feed, np.arange(50))[0]), stored(shards))
-    assert (feed.counts().hits, len(registered_addresses)) == (50, 1)
-
-
-@every_feed
-def test_batches_belong_to_the_caller_and_outlive_the_feed(make_feed, make_dataset):
-    shards = Shards(make_dataset(rows=(12,)))
-    feed = make_feed(shards)
-    batches = [fetch(feed, np.array([row]))[0] for row in range(12)]
-    fetch(feed, np.array([3]))[0].fill_(0)
-    feed.close()
-    np.testing.assert_array_equal(np.concatenate([on_host(one) for one in batches]), stored(shards))
-
-
-@every_feed
-def test_a_subset_of_scattered_and_repeated_rows(
-    make_feed, make_dataset, monkeypatch, window_bytes, wait_until_held
-):
-    window_bytes(4096)
-    monkeypatch.setattr("memload.feeds.resident._STAGING_BYTES", 5000)
-    shards = Shards(make_dataset(rows=(50, 30), shape=(20, 31, 3)))
-    for row in ([77, 3, 3, 51, 4], [79], np.arange(80)[::-1]):
-        row = np.array(row, np.int64)
-        feed = make_feed(shards, row, [np.arange(len(row)) * 2])
-        wait_until_held(feed)
-        pixels, values = fetch(feed, np.arange(len(row))[::-1].copy())
-        np.testing.assert_array_equal(on_host(pixels), stored(shards)[row[::-1]])
-        assert values.tolist() == (np.arange(len(row)) * 2)[::-1].tolist()
 
 
 def test_only_the_rows_of_a_subset_are_copied_to_the_device(make_dataset):
@@ -215,31 +188,12 @@ def test_only_the_rows_of_a_subset_are_copied_to_the_device(make_dataset):
     assert 3 * 128 * 128 * 3 <= taken < 6 * 128 * 128 * 3
 
 
-@resident
-def test_too_little_memory_on_the_device_is_a_reason(make_feed, make_dataset, monkeypatch):
-    def full(*arguments, **options):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    shards = Shards(make_dataset(rows=(5, 7)))
-    monkeypatch.setattr(torch, "empty", full)
-    with pytest.raises(FeedError, match="feed='resident' needs 864 bytes of memory on cuda:0"):
-        make_feed(shards)
-
-
-def test_torch_works_on_after_a_refusal():
-    with pytest.raises(FeedError, match="CUDA cannot page-lock 4,096 bytes"):
-        copies.register(4096, 4096)
-    assert torch.ones(3, device=DEVICE).sum().item() == 3
-
-
-@resident
-@pytest.mark.parametrize("row", [range(40), [5, 39, 5]], ids=["all rows", "some rows"])
-def test_feeds_of_the_same_rows_hold_them_on_the_device_once(make_dataset, row, feed_name):
-    path = make_dataset(rows=(40,), shape=(256, 256, 3)).path
+def test_feeds_of_the_same_rows_hold_them_on_the_device_once(make_dataset):
+    path, row = make_dataset(rows=(40,), shape=(256, 256, 3)).path, np.array([5, 39, 5])
 
     def make():
-        samples = Samples(Shards(Index.read(path)), np.array(row))
-        return choose_feed(feed_name, [samples], DEVICE)[0]
+        array = SampleArray(Shards(Index.read(path)), row)
+        return choose_feed("resident", [array], DEVICE)[0]
 
     one = make()
     before = torch.cuda.memory_allocated(DEVICE)
@@ -247,7 +201,13 @@ def test_feeds_of_the_same_rows_hold_them_on_the_device_once(make_dataset, row, 
     assert torch.cuda.memory_allocated(DEVICE) == before
     del one, other
     gc.collect()
-    assert torch.cuda.memory_allocated(DEVICE) <= before - len(set(row)) * 256 * 256 * 3
+    assert torch.cuda.memory_allocated(DEVICE) <= before - 2 * 256 * 256 * 3
+
+
+def test_torch_works_on_after_pages_could_not_be_registered():
+    with pytest.raises(FeedError, match="4,096 bytes of page cache cannot be registered"):
+        copies.register(4096, 4096)
+    assert torch.ones(3, device=DEVICE).sum().item() == 3
 
 
 @every_feed
@@ -269,5 +229,7 @@ def test_a_file_that_is_truncated_later_is_an_error(make_feed, make_dataset, wai
     fetch(feed, np.arange(24))
     with shards.paths[1].open("r+b") as file:
         file.truncate(10_000)
-    with pytest.raises(FormatError, match="truncated"):
+    with pytest.raises(FormatError, match="truncated") as caught:
         fetch(feed, np.arange(24))
+    assert caught.value.path == str(shards.paths[1])
+    del caught

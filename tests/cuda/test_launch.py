@@ -20,14 +20,14 @@ def add(values, out, number, count, FACTOR: tl.constexpr, BLOCK: tl.constexpr): 
     tl.store(out + place, value * FACTOR + number, mask=place < count)
 
 
-def added(values: torch.Tensor, number: float, factor: int = 2) -> torch.Tensor:
+def added(values, number, factor=2):
     out = torch.zeros(len(values), device="cuda")
     # The constants are not in the order of the kernel's parameters.
     launch(add, 8, values, out, number, len(values), BLOCK=16, num_warps=1, FACTOR=factor)
     return out
 
 
-def test_arguments_that_a_kernel_is_compiled_for_may_change() -> None:
+def test_arguments_that_a_kernel_is_compiled_for_may_change():
     whole = torch.arange(100, device="cuda")
     for _ in range(3):
         for number in (0, 1, 16, 17, 2**40, -1, 1.0, 0.0, 0.5):
@@ -38,14 +38,14 @@ def test_arguments_that_a_kernel_is_compiled_for_may_change() -> None:
                     assert torch.equal(added(values, number, factor), expected)
 
 
-def test_a_launch_that_was_done_before_leaves_triton_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_was_done_before_leaves_triton_alone(monkeypatch):
     values = torch.arange(50, device="cuda")
     first = added(values, 5)
     monkeypatch.setattr(type(add), "run", None)  # what Triton does at each launch
     assert torch.equal(added(values + 1, 5), first + 2)
 
 
-def test_compiled_kernels_that_are_kept_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_that_are_kept_have_an_end(monkeypatch):
     monkeypatch.setattr(module, "_MAX_COMPILED", 8)
     module._compiled.clear()
     values = torch.arange(50, device="cuda")
@@ -54,7 +54,7 @@ def test_compiled_kernels_that_are_kept_have_an_end(monkeypatch: pytest.MonkeyPa
         assert len(module._compiled) <= 8
 
 
-def test_work_is_done_on_the_current_stream() -> None:
+def test_work_is_done_on_the_current_stream():
     values = torch.zeros(50, device="cuda")
     added(values, 1)
     stream = torch.cuda.Stream()

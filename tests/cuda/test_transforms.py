@@ -2,7 +2,6 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from memload.transforms.erasing import _normal_quantiles
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-def pixels(count: int, height: int, width: int) -> torch.Tensor:
+def pixels(count, height, width):
     """Return uint8 (N, 3, H, W), channels-last as a Loader gives them."""
     generator = torch.Generator().manual_seed(count)
     images = torch.randint(
@@ -25,7 +24,7 @@ def pixels(count: int, height: int, width: int) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def normal_noise() -> None:
+def normal_noise():
     """Upload the tables that transforms keep on a device, before tests are checked for leaks."""
     for dtype in FLOATS:
         _normal_quantiles(dtype, torch.device("cuda", torch.cuda.current_device()))
@@ -46,7 +45,7 @@ EVERYTHING = [
 
 
 @pytest.mark.parametrize("count", range(1, len(EVERYTHING) + 1))
-def test_a_gpu_gives_what_the_cpu_gives(count: int) -> None:
+def test_a_gpu_gives_what_the_cpu_gives(count):
     images = pixels(32, 50, 60)
     columns = {"label": torch.arange(32) % 7, "points": torch.rand(32, 5, 2) * 50}
     compose = transforms.Compose(EVERYTHING[:count], points=("points",), views=2)
@@ -65,32 +64,7 @@ def test_a_gpu_gives_what_the_cpu_gives(count: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "step",
-    [
-        transforms.GaussianBlur(9),
-        transforms.GaussianBlur((23, 1), sigma=(1.0, 5.0)),
-        transforms.GaussianBlur(23),
-        transforms.GaussianBlur((45, 3)),  # too large for the kernel
-        transforms.RandomAdjustSharpness(1.9, p=0.6),
-    ],
-    ids=repr,
-)
-def test_filters_on_a_gpu_have_the_bits_of_those_on_the_cpu(
-    step: transforms.Transform, dtype: torch.dtype
-) -> None:
-    images = pixels(32, 50, 60)
-    images = images if dtype == torch.uint8 else (images / 255).to(dtype)
-    expected = step(images, samples=np.arange(32), seed=3)
-    for given in (images.cuda(), images.contiguous().cuda()):
-        step(given, samples=np.arange(32), seed=3)
-        with no_waiting():
-            found = step(given, samples=np.arange(32), seed=3)
-        assert torch.equal(found.cpu(), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
-def test_colours_on_a_gpu_have_the_bits_of_those_on_the_cpu(dtype: torch.dtype) -> None:
+def test_colours_on_a_gpu_have_the_bits_of_those_on_the_cpu(dtype):
     images = pixels(32, 50, 60)
     images = images if dtype == torch.uint8 else (images / 255).to(dtype)
     white = 255 if dtype == torch.uint8 else 1
@@ -118,6 +92,11 @@ def test_colours_on_a_gpu_have_the_bits_of_those_on_the_cpu(dtype: torch.dtype) 
 @pytest.mark.parametrize(
     "step",
     [
+        transforms.GaussianBlur(9),
+        transforms.GaussianBlur((23, 1), sigma=(1.0, 5.0)),
+        transforms.GaussianBlur(23),
+        transforms.GaussianBlur((45, 3)),  # too large for the kernel
+        transforms.RandomAdjustSharpness(1.9, p=0.6),
         transforms.RandomErasing(value=(3, 77.7, 200)),
         transforms.RandomErasing(0.9, recount=(1, 5)),
         transforms.RandomErasing(value="random"),
@@ -132,28 +111,30 @@ def test_colours_on_a_gpu_have_the_bits_of_those_on_the_cpu(dtype: torch.dtype) 
     ],
     ids=repr,
 )
-def test_boxes_and_mixtures_on_a_gpu_have_the_bits_of_those_on_the_cpu(
-    step: transforms.Transform, dtype: torch.dtype
-) -> None:
+def test_filters_boxes_and_mixtures_on_a_gpu_have_the_bits_of_those_on_the_cpu(step, dtype):
     if dtype == torch.uint8 and ("random" in repr(step) or "MixUp" in repr(step)):
         pytest.skip("for floats only")
+    is_filter = isinstance(step, transforms.GaussianBlur | transforms.RandomAdjustSharpness)
+    if dtype == torch.bfloat16 and is_filter:
+        pytest.skip("of other types only")
     images = pixels(32, 50, 60)
-    images = images if dtype == torch.uint8 else ((images - 128) / 50.0).to(dtype)
+    images = images if dtype == torch.uint8 else (images / 255).to(dtype)
     labels, samples = torch.arange(32) % 7, np.arange(32)
     on_device = {"label": labels.cuda()}
-    for given in (images, images.contiguous(), images.transpose(2, 3)):
+    others = [] if is_filter else [images.transpose(2, 3)]
+    for given in (images, images.contiguous(), *others):
         expected, columns = step(given, {"label": labels}, samples=samples, seed=3)
         moved = given.cuda()
         step(moved, on_device, samples=samples, seed=3)
         with no_waiting():
             found, changed = step(moved, on_device, samples=samples, seed=3)
-        assert found.stride() == expected.stride()
+        assert is_filter or found.stride() == expected.stride()
         assert torch.equal(found.cpu(), expected)
         assert torch.equal(changed["label"].cpu(), columns["label"])
 
 
 @contextlib.contextmanager
-def no_waiting() -> Iterator[None]:
+def no_waiting():
     """Raise an error where the host would wait for the GPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it calls itself a prototype
@@ -177,7 +158,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipes_on_a_gpu_give_what_they_give_on_the_cpu_and_wait_for_nothing(name: str) -> None:
+def test_recipes_on_a_gpu_give_what_they_give_on_the_cpu_and_wait_for_nothing(name):
     compose = getattr(transforms.recipes, name)(**RECIPES[name])
     compose = compose.bind(num_classes=7)
     images, labels = pixels(32, 50, 60), torch.arange(32) % 7
@@ -193,7 +174,7 @@ def test_recipes_on_a_gpu_give_what_they_give_on_the_cpu_and_wait_for_nothing(na
         torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
 
 
-def masks_and_boxes(count: int, height: int, width: int) -> dict[str, torch.Tensor]:
+def masks_and_boxes(count, height, width):
     """Return two masks of different types, and boxes of which some are none."""
     rng = np.random.default_rng(count)
     shape = (count, height, width)
@@ -218,7 +199,7 @@ def masks_and_boxes(count: int, height: int, width: int) -> dict[str, torch.Tens
         transforms.TimmRandAugment(),
     ],
 )
-def test_drawn_operations_are_the_same_on_a_gpu(step: transforms.Transform) -> None:
+def test_drawn_operations_are_the_same_on_a_gpu(step):
     images, samples = pixels(100, 50, 60), np.arange(100)
     for given in (images, images.contiguous()):
         found = step(given.cuda(), samples=samples)
@@ -227,7 +208,7 @@ def test_drawn_operations_are_the_same_on_a_gpu(step: transforms.Transform) -> N
 
 
 @pytest.mark.parametrize("floats_first", [False, True])
-def test_masks_and_boxes_on_a_gpu_are_those_on_the_cpu(floats_first: bool) -> None:
+def test_masks_and_boxes_on_a_gpu_are_those_on_the_cpu(floats_first):
     images, columns = pixels(32, 50, 60), masks_and_boxes(32, 50, 60)
     steps = [
         transforms.RandomHorizontalFlip(),
@@ -262,9 +243,7 @@ def test_masks_and_boxes_on_a_gpu_are_those_on_the_cpu(floats_first: bool) -> No
     ],
     ids=repr,
 )
-def test_warped_images_have_the_bits_of_those_on_the_cpu(
-    step: transforms.Transform, dtype: torch.dtype
-) -> None:
+def test_warped_images_have_the_bits_of_those_on_the_cpu(step, dtype):
     images, columns = pixels(32, 50, 60), masks_and_boxes(32, 50, 60)
     images = images if dtype == torch.uint8 else (images / 255).to(dtype)
     compose = transforms.Compose([step], masks=["mask", "wide"], boxes=["boxes"])
@@ -277,7 +256,7 @@ def test_warped_images_have_the_bits_of_those_on_the_cpu(
     torch.testing.assert_close(followed["boxes"].cpu(), following["boxes"], equal_nan=True)
 
 
-def test_cutmix_cuts_masks_on_a_gpu_as_on_the_cpu() -> None:
+def test_cutmix_cuts_masks_on_a_gpu_as_on_the_cpu():
     images, columns = pixels(32, 50, 60), masks_and_boxes(32, 50, 60)
     compose = transforms.Compose([transforms.CutMix(num_classes=7)], masks=["mask", "wide"])
     expected = compose(images, columns, samples=np.arange(32))[1]
@@ -287,7 +266,7 @@ def test_cutmix_cuts_masks_on_a_gpu_as_on_the_cpu() -> None:
         assert np.array_equal(found[name].cpu().numpy(), expected[name].numpy())
 
 
-def test_nothing_waits_for_the_gpu_where_masks_and_boxes_follow() -> None:
+def test_nothing_waits_for_the_gpu_where_masks_and_boxes_follow():
     images, columns = pixels(8, 50, 60).cuda(), masks_and_boxes(8, 50, 60)
     columns = {name: column.cuda() for name, column in columns.items()}
     columns["points"] = torch.rand(8, 5, 2, device="cuda")
@@ -307,22 +286,13 @@ def test_nothing_waits_for_the_gpu_where_masks_and_boxes_follow() -> None:
             one(images, columns, samples=np.arange(8))
 
 
-def test_masks_on_another_device_than_the_images_are_an_error() -> None:
+def test_masks_on_another_device_than_the_images_are_an_error():
     compose = transforms.Compose([transforms.CenterCrop(40)], masks=["mask"])
     with pytest.raises(ValueError, match="must be on cuda:0, as the images are, not on cpu"):
         compose(pixels(8, 50, 60).cuda(), masks_and_boxes(8, 50, 60))
 
 
-def test_nothing_waits_for_the_gpu_where_samples_are_on_the_host() -> None:
-    images = pixels(8, 50, 60).cuda()
-    columns = {"label": torch.arange(8, device="cuda") % 7}
-    compose = transforms.Compose(EVERYTHING)
-    compose(images, columns, samples=np.arange(8))
-    with no_waiting():
-        compose(images, columns, samples=np.arange(8))
-
-
-def test_samples_on_the_gpu_are_understood() -> None:
+def test_samples_on_the_gpu_are_understood():
     images = pixels(8, 50, 60).cuda()
     expected = transforms.train(32)(images, samples=np.arange(8))
     assert torch.equal(
@@ -331,7 +301,7 @@ def test_samples_on_the_gpu_are_understood() -> None:
 
 
 @pytest.fixture(scope="module")
-def compiler_started() -> None:
+def compiler_started():
     """Start torch's compiler before a test is checked for leaks.
 
     Its first use starts a thread and maps a semaphore that stay, and gives warnings. Both belong to
@@ -343,7 +313,7 @@ def compiler_started() -> None:
 
 
 @pytest.mark.parametrize("compiled", ["consumer", "caller"])
-def test_torch_compile_works_over_the_result(compiled: str, compiler_started: None) -> None:
+def test_torch_compile_works_over_the_result(compiled, compiler_started):
     images, transform = pixels(8, 50, 60).cuda(), transforms.train(32, dtype=torch.bfloat16)
     double = torch.compile(lambda batch: batch * 2 + 1)
     both = torch.compile(lambda batch: transform(batch, samples=np.arange(8)) * 2 + 1)

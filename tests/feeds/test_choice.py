@@ -9,6 +9,7 @@ import torch
 from memload import FeedError, Loader
 from memload.feeds.choice import FEEDS, choose_feed
 from memload.feeds.feed import Counts
+from tests.feeds.fake_cuda import FakeCuda, open_array
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 #: Shapes of images: rows of 9,000 bytes and of 3,000 bytes. There are 20, beside 160 bytes of labels.
@@ -18,7 +19,7 @@ PLENTY = 1 << 40
 
 @pytest.mark.parametrize(
     ("name", "device", "shape", "machine", "cache_bytes", "chosen", "reason"),
-    [
+    [  # chosen is None: an error
         ("auto", CPU, LARGE, {}, None, "cpu", "^the device is cpu$"),
         ("cpu", CPU, LARGE, {}, None, "cpu", "^the device is cpu$"),
         ("auto", CUDA, LARGE, {"free": 4 * 180_160}, None, "resident",
@@ -30,8 +31,8 @@ PLENTY = 1 << 40
          r"^it serves any file; resident: 60\.2 kB does not fit .*; dma: threads are faster for rows "
          r"of 3 kB$"),
         ("auto", CUDA, LARGE, {"may_register": lambda size: False}, None, "pinned",
-         r"; dma: the pages of .*made\.bin cannot be registered with CUDA, perhaps because of its "
-         r"file system \(CUDA cannot page-lock 4,096 bytes of memory: status 712\.\)\."),
+         r"; dma: 4,096 bytes of page cache cannot be registered with CUDA, perhaps because of the "
+         r"file system \(status 712\)\."),
         ("auto", CUDA, LARGE, {"driver": None}, None, "pinned",
          r"; dma: the CUDA driver cannot be loaded: libcuda\.so\.1: cannot open"),
         ("auto", CUDA, HUGE, {}, None, "pinned", r"; dma: rows of 90 kB are too large\."),
@@ -46,28 +47,29 @@ PLENTY = 1 << 40
         ("disk", CUDA, LARGE, {}, None, "dma", "^all 184 kB will be held"),
         ("dma", CUDA, LARGE, {}, 8192, "disk", r"^8\.19 kB of 184 kB will be held"),
         ("pinned", CUDA, LARGE, {"free": PLENTY}, None, "pinned", "^it serves any file$"),
+        *((name, CPU, LARGE, {}, None, None, rf"^feed='{name}' needs a CUDA device, but the device "
+           r"is cpu\. Use feed='auto'") for name in FEEDS if name not in ("auto", "cpu")),
+        ("cpu", CUDA, LARGE, {}, None, None, "^feed='cpu' needs device='cpu', but the device is cuda"),
+        ("dma", CUDA, HUGE, {}, None, None, r"^rows of 90 kB are too large\. Use feed='pinned'"),
+        ("dma", CUDA, LARGE, {"may_register": lambda size: False}, None, None,
+         r"cannot be registered .* Use feed='pinned'\.$"),
+        ("dma", CUDA, LARGE, {"driver": None}, None, None, r"cannot be loaded: .* Use feed='cpu'\.$"),
+        ("resident", CUDA, LARGE, {"device_bytes": 0}, None, None,
+         r"^feed='resident' needs 180,000 bytes of memory on cuda:0, which has fewer\. Use"),
     ],
 )  # fmt: skip
-def test_the_feed_and_the_reason(
-    name,
-    device,
-    shape,
-    machine,
-    cache_bytes,
-    chosen,
-    reason,
-    make_dataset,
-    samples_of,
-    new_cuda,
-    caplog,
+def test_the_feed_and_the_reason_or_the_error(
+    name, device, shape, machine, cache_bytes, chosen, reason, make_dataset, caplog
 ):
-    with new_cuda(machine.pop("driver", "batch v2"), 1 << 16) as cuda:
+    with FakeCuda(machine.get("driver", "batch v2"), 1 << 16) as cuda:
         vars(cuda).update(machine)
-        samples = samples_of(
-            make_dataset(rows=(20,), shape=shape), columns=[np.zeros(20, np.int64)]
-        )
+        array = open_array(make_dataset(rows=(20,), shape=shape), columns=[np.zeros(20, np.int64)])
+        if chosen is None:
+            with pytest.raises(FeedError, match=reason):
+                choose_feed(name, [array], device)
+            return
         with caplog.at_level("INFO", logger="memload"):
-            feed, choice = choose_feed(name, [samples], device, cache_bytes=cache_bytes)
+            feed, choice = choose_feed(name, [array], device, cache_bytes=cache_bytes)
         assert feed.name == choice.name == chosen
         assert re.search(reason, choice.reason), choice.reason
         assert f"made.bin: {choice}" in caplog.text
@@ -75,73 +77,46 @@ def test_the_feed_and_the_reason(
         feed.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "device", "shape", "machine", "reason"),
-    [
-        *((name, CPU, LARGE, {}, rf"^feed='{name}' needs a CUDA device, but the device is cpu\. Use "
-           "feed='auto'") for name in FEEDS if name not in ("auto", "cpu")),
-        ("cpu", CUDA, LARGE, {}, r"^feed='cpu' needs device='cpu', but the device is cuda:0\. Use"),
-        ("dma", CUDA, HUGE, {}, r"^rows of 90 kB are too large\. Use feed='pinned'"),
-        ("dma", CUDA, LARGE, {"may_register": lambda size: False}, r"cannot be registered .* Use feed='pinned'\.$"),
-        ("dma", CUDA, LARGE, {"driver": None}, r"driver cannot be loaded: .* Use feed='cpu'\.$"),
-        ("resident", CUDA, LARGE, {"device_bytes": 0},
-         r"^feed='resident' needs 180,000 bytes of memory on cuda:0, which has fewer\. Use"),
-        ("resident", CUDA, LARGE, {"locked": None},
-         r"^CUDA cannot page-lock memory for 20 rows: CUDA error: out of memory\. Use a smaller"),
-    ],
-)  # fmt: skip
-def test_a_feed_asked_for_by_name_that_cannot_serve_is_an_error(
-    name, device, shape, machine, reason, make_dataset, samples_of, new_cuda
-):
-    with new_cuda(machine.pop("driver", "batch v2"), 1 << 16) as cuda:
-        vars(cuda).update(machine)
-        samples = samples_of(make_dataset(rows=(20,), shape=shape))
-        with pytest.raises(FeedError, match=reason):
-            choose_feed(name, [samples], device)
-
-
-def test_of_several_arrays_all_rows_and_columns_count(make_dataset, add_array, samples_of, cuda):
+def test_of_several_arrays_all_rows_and_columns_count(make_dataset, add_array, cuda):
     index = make_dataset(rows=(10,), shape=(2, 4096, 1))
     index = add_array(index, "mask", np.ones((10, 2, 1024), np.uint8), "mask")
     chosen = [3, 3, 5]  # two rows of 8 KiB, and of 2 KiB
-    samples = [
-        samples_of(index, "image", chosen, [np.zeros(3, "<i4")]),
-        samples_of(index, "mask", chosen),
+    arrays = [
+        open_array(index, "image", chosen, [np.zeros(3, "<i4")]),
+        open_array(index, "mask", chosen),
     ]
     needed = 2 * 8192 + 2 * 2048 + 3 * 4
     cuda.free = 4 * needed
-    feed, choice = choose_feed("auto", samples, CUDA)
+    feed, choice = choose_feed("auto", arrays, CUDA)
     assert choice.name == "resident"
     feed.close()
     cuda.free -= 4
-    feed, choice = choose_feed("auto", samples, CUDA, cache_bytes=index.image.data_bytes)
+    feed, choice = choose_feed("auto", arrays, CUDA, cache_bytes=index.image.data_bytes)
     assert choice.name == "disk"  # what is planned counts the masks, and rows that nobody uses
     assert choice.reason.startswith("81.9 kB of 111 kB will be held")
     feed.close()
 
 
 def test_what_a_feed_was_given_is_let_go_when_another_array_cannot_be_served(
-    make_dataset, add_array, samples_of, cuda
+    make_dataset, add_array, cuda
 ):
     index = make_dataset(rows=(9,), shape=(2, 4096, 1))
     index = add_array(index, "small", np.ones((9, 5), np.uint8), "npy")
     cuda.may_register = lambda size: size >= 4096  # which the file of the second array has not
-    samples = [samples_of(index), samples_of(index, "small")]
-    feed, choice = choose_feed("auto", samples, CUDA)
+    arrays = [open_array(index), open_array(index, "small")]
+    feed, choice = choose_feed("auto", arrays, CUDA)
     assert choice.name == "pinned"
-    assert "; dma: the pages of" in choice.reason
+    assert "; dma: 173 bytes of page cache cannot be registered" in choice.reason
     cuda.wait()
     assert not cuda.pages
     feed.close()
 
 
-def test_a_container_with_two_gigabytes_holds_at_most_half_and_leaves_a_quarter(
-    make_dataset, samples_of, cuda
-):
+def test_a_container_with_two_gigabytes_holds_at_most_half_and_leaves_a_quarter(make_dataset, cuda):
     index = make_dataset(rows=(150,), shape=(64, 128, 1))
     cuda.ram = 1_200_000
     for cache_bytes in (None, 600_000, 10**12):
-        feed, choice = choose_feed("auto", [samples_of(index)], CUDA, cache_bytes=cache_bytes)
+        feed, choice = choose_feed("auto", [open_array(index)], CUDA, cache_bytes=cache_bytes)
         cuda.wait()
         assert choice.name == "disk"
         assert "of 1.23 MB will be held, as 600 kB of RAM may hold rows" in choice.reason
@@ -150,11 +125,11 @@ def test_a_container_with_two_gigabytes_holds_at_most_half_and_leaves_a_quarter(
         feed.close()
         del feed
     cuda.ram = 2 << 30
-    feed, choice = choose_feed("auto", [samples_of(index)], CUDA, cache_bytes=1 << 40)
+    feed, choice = choose_feed("auto", [open_array(index)], CUDA, cache_bytes=1 << 40)
     assert "as 1.07 GB of RAM may hold rows" in choice.reason
     feed.close()
     cuda.ram = 100 << 30  # there, 3 GiB are left
-    feed, choice = choose_feed("auto", [samples_of(index)], CUDA, cache_bytes=1 << 40)
+    feed, choice = choose_feed("auto", [open_array(index)], CUDA, cache_bytes=1 << 40)
     assert "as 104 GB of RAM may hold rows" in choice.reason
     feed.close()
 

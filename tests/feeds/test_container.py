@@ -19,7 +19,7 @@ import torch
 
 from memload import FeedError, Loader, MemmapDataset
 from memload.feeds import held
-from memload.feeds.feed import Samples
+from memload.feeds.feed import SampleArray
 from memload.feeds.held import Filler, plan_files, ram_budget
 from memload.machine import available_memory
 from tests.feeds.page_cache import drop_pages, look_for_pages
@@ -71,7 +71,7 @@ def test_held_rows_leave_room_in_a_container(group, sparse_dataset):
     assert found["budget"] <= LIMIT_BYTES / 2
     for size, problem in zip(found["held"], found["problems"], strict=True):
         assert LIMIT_BYTES / 8 < size <= LIMIT_BYTES * 3 / 4  # a quarter is left
-        assert problem.startswith("No more rows are held in RAM, and the others are read: ")
+        assert problem.startswith("No more rows are held in RAM from byte ")
 
 
 def main(group, path):
@@ -81,12 +81,13 @@ def main(group, path):
     found = {"available": available_memory(), "held": [], "problems": []}
     found["budget"] = ram_budget(10**15)
     dataset, kept = MemmapDataset(path), []
+    arrays = [SampleArray(dataset.shards, dataset.index.row)]
     for _ in range(3):  # several Loaders that would hold all rows
-        (files,) = plan_files([Samples(dataset.shards, dataset.index.row)], math.inf)
+        (files,) = plan_files(arrays, math.inf, torch.device("cpu"))
         for file in files:
             file.planned = file.size
-        filler = Filler(files, torch.device("cpu"), lambda: False)
-        filler.wait()
+        filler = Filler(files, torch.device("cpu"))
+        filler._thread.join()
         kept.append((files, filler))
         found["held"].append(files[0].held)
         found["problems"].append(filler.problem)

@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from memload.storage.format import DESCRS, DESCRS_OF_ARRAYS, DESCRS_OF_MASKS
+from tests.feeds.fake_cuda import FakeCuda, Reads, open_array
 
 PAGE = 4096
 PHASES = [Phase.explicit, Phase.generate, Phase.shrink]  # to explain a failure takes a minute
@@ -61,9 +62,7 @@ def stored(samples):
 
 @given(st.data())
 @settings(max_examples=150, deadline=None, database=None, phases=PHASES)
-def test_every_row_is_that_of_its_file_and_counts_add_up(
-    write_dataset, add_array, samples_of, new_cuda, reads, data
-):
+def test_every_row_is_that_of_its_file_and_counts_add_up(write_dataset, add_array, data):
     draw = data.draw
     window_bytes = PAGE * draw(st.sampled_from([1, 2, 4]))
     driver = draw(st.sampled_from(["batch v2", "batch", "one by one"]))
@@ -71,14 +70,14 @@ def test_every_row_is_that_of_its_file_and_counts_add_up(
     direct = draw(st.sampled_from(["allowed", "refused", "failing", "short"]))
     with (
         tempfile.TemporaryDirectory(dir=draw(st.sampled_from(FOLDERS))) as folder,
-        new_cuda(driver, window_bytes) as cuda,
-        reads(direct) as read,
+        FakeCuda(driver, window_bytes) as cuda,
+        Reads(direct) as read,
     ):
         index = write_arrays(draw, folder, write_dataset, add_array, window_bytes)
         order = st.lists(st.integers(0, len(index) - 1), min_size=1, max_size=30)
         chosen = np.array(draw(order))
         arrays = [
-            samples_of(index, array.name, index.rows_of(array.name)[chosen])
+            open_array(index, array.name, index.rows_of(array.name)[chosen])
             for array in index.arrays
         ]
         arrays[0].columns.append(chosen * 3)
@@ -139,5 +138,6 @@ def test_every_row_is_that_of_its_file_and_counts_add_up(
             assert feed.name == ("dma" if budget == size else "disk")
         if direct in ("refused", "failing") or counts.hits == counts.served:
             assert not read.direct
+        assert bool(read.direct or read.through_cache) == (counts.hits < counts.served)
         feed.close()
         del feed, prepared, begun, pending, arrays

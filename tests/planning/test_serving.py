@@ -10,7 +10,7 @@ import torch
 
 from memload import Index
 from memload.feeds import choice, held
-from memload.feeds.feed import Samples
+from memload.feeds.feed import SampleArray
 from memload.planning.disk import DiskRates
 from memload.planning.serving import Memory, Serving, serve
 from memload.storage.shards import Shards
@@ -124,11 +124,11 @@ def test_a_loader_chooses_the_same(
     make_dataset: Callable[..., Index], monkeypatch: pytest.MonkeyPatch, height: int
 ) -> None:
     shards = Shards(make_dataset(rows=(20,), shape=(height, 1024, 1)))
-    samples, row_bytes = Samples(shards, np.arange(20)), height << 10
+    array, row_bytes = SampleArray(shards, np.arange(20)), height << 10
     needed = 20 * row_bytes
 
     class Made:
-        def __init__(self, samples: Any, device: Any, *others: Any, **options: Any) -> None:
+        def __init__(self, array: Any, device: Any, *others: Any, **options: Any) -> None:
             of_pages = others[0] if others else []
             is_all = all(file.planned == file.size for file in of_pages)
             self.name = self.kind or ("dma" if is_all else "disk")
@@ -147,13 +147,14 @@ def test_a_loader_chooses_the_same(
     for name, kind in (("ResidentFeed", "resident"), ("GatherFeed", "pinned"), ("PagesFeed", "")):
         monkeypatch.setattr(choice, name, type(name, (Made,), {"kind": kind}))
     monkeypatch.setattr(choice, "RowCopies", Row)
+    monkeypatch.setattr(held.HeldFile, "probe", lambda *_: None)
     seen = set()
     file_bytes = shards.array.data_bytes
     amounts = [0, *(int(factor * needed) for factor in (1, 1.9, 2.5, 3.9, 4.3))]
     for gpu, ram in itertools.product(amounts, [None, *amounts]):
         monkeypatch.setattr(choice, "free_memory", lambda device, gpu=gpu: gpu)
         monkeypatch.setattr(held, "available_memory", lambda ram=ram: ram)
-        _, chosen = choice.choose_feed("auto", [samples], torch.device("cuda", 0))
+        _, chosen = choice.choose_feed("auto", [array], torch.device("cuda", 0))
         planned = serve(
             file_bytes,
             image_bytes=row_bytes,
