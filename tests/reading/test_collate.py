@@ -153,29 +153,6 @@ def test_any_batch_holds_torchs_own_values(seeds, height, width, channels, kinds
     assert len(kinds) > 1 or is_channels_last(found)
 
 
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        *[
-            ([pixels(0), pixels(1, shape)], r"1 of .* has shape .*, but the first has \(6, 8, 3\)")
-            for shape in [(WIDTH, HEIGHT, 3), (HEIGHT, WIDTH, 4), (HEIGHT, WIDTH)]
-        ],
-        ([stored(0), stored(1, (WIDTH, HEIGHT, 3))], "1 of the batch has shape .*Resize or crop"),
-        ([pixels(0, (6, 8)), pixels(1, (8, 6))], r"1 of the batch has shape \(8, 6\)"),
-        ([stored(0), stored(1).long()], "1 of the batch is torch.int64 instead of torch.*Convert"),
-        ([pixels(0), pixels(1).astype(np.int32)], "1 of the batch is int32 instead of uint8"),
-        ([pixels(0, (6, 8)), np.zeros((6, 8), np.int32)], "1 of the batch is int32 instead of uin"),
-        ([stored(0), pixels(1)], "1 of the batch is uint8 instead of torch.uint8"),
-        ([stored(0), 3], "1 of the batch is int instead of torch.uint8"),
-        ([pixels(0), "text"], "1 of the batch is <U4 instead of uint8"),
-        ([Image.new("F", (8, 6))], "0 of the batch is float32 instead of uint8"),
-    ],
-)
-def test_images_that_do_not_fit_together_are_refused(samples, message):
-    with pytest.raises(ValueError, match=rf"image {message}"):
-        fast_collate(samples)
-
-
 def test_broken_samples_are_dropped_with_their_labels():
     samples = [(stored(0), 0), None, (None, 2), (stored(3), 3), [None, 4]]
     images, labels = fast_collate(samples)

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
 import memload
 from memload import CudaPrefetcher, FormatError, Loader, MemmapDataset, fast_collate, transforms
@@ -135,14 +135,6 @@ def test_it_pickles_as_paths_and_resumes_anywhere(paths, linked):
             Loader(wrong, 4, shuffle=True, seed=3, device="cpu").load_state_dict(state)
 
 
-def test_links_of_a_cache_may_be_put_together(paths, tmp_path):
-    for path in paths:
-        (tmp_path / path.parent.name).mkdir()
-        for file in path.parent.iterdir():
-            (tmp_path / path.parent.name / file.name).symlink_to(file)
-    check([tmp_path / path.parent.name / path.name for path in paths], paths)
-
-
 def test_data_loaders_and_prefetchers_read_it(paths):
     flip = transforms.RandomHorizontalFlip(1)
     parts = [MemmapDataset(path, columns=["mask", "label"]) for path in paths]
@@ -215,19 +207,3 @@ def test_differences_in_what_is_asked_for_are_named(different, names, options, m
     for use in (Loader, MemmapDataset):
         with pytest.raises(ValueError, match=message):
             use([different[name] for name in names], **options)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "error", "message"),
-    [
-        ([], TypeError, r"path is \[\] instead of"),
-        ([TensorDataset(torch.zeros(3))], TypeError, "not a TensorDataset. Build one of it first"),
-        (Subset(TensorDataset(torch.zeros(3)), [0]), TypeError, "not a TensorDataset. Build one"),
-    ],
-    ids=["empty", "list", "subset"],
-)
-def test_parts_of_other_kinds_and_with_transforms_are_refused(paths, dataset, error, message):
-    with pytest.raises(error, match=message):
-        Loader(dataset)
-    with pytest.raises(ValueError, match="dataset has a transform, which is for single samples"):
-        Loader([MemmapDataset(paths[0], transform=str), paths[1]])

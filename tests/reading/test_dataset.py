@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memload import FormatError, MemmapDataset, MissingError, fast_collate
+from memload import FormatError, MemmapDataset, MissingError
 from memload.storage.keys import Keys
 
 HEIGHT, WIDTH, CHANNELS = 5, 7, 3
@@ -219,126 +219,6 @@ def test_gather_and_subset_take_numbers_booleans_and_slices(path, indices, expec
     out = torch.zeros((len(expected), HEIGHT, WIDTH, CHANNELS), dtype=torch.uint8)
     assert dataset.gather(indices, out=out) is out
     np.testing.assert_array_equal(out, images_of(expected))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"columns": ["lable"]}, ValueError, "columns names 'lable', which .* It has label, lan"),
-        ({"columns": ["image"]}, ValueError, "The image always comes first"),
-        ({"columns": "label"}, TypeError, r"columns is 'label' instead of a list.* \['label'\]"),
-        ({"columns": ["label", "label"]}, ValueError, "Name each column once"),
-        ({"transforms": str, "target_transform": str}, ValueError, "transforms cannot be combined"),
-        ({"path": []}, TypeError, r"path is \[\] instead of a path or a list of paths"),
-        ({"path": 3}, TypeError, "path is 3 instead of a path or a list of paths"),
-    ],
-)
-def test_wrong_arguments_of_a_data_set_are_refused(path, arguments, error, message):
-    with pytest.raises(error, match=message):
-        MemmapDataset(**{"path": path, **arguments})
-    with pytest.raises(ValueError, match=r"out\.idx has a transform of its own"):
-        MemmapDataset([path, MemmapDataset(path, transform=str)])
-
-
-@pytest.mark.parametrize(
-    ("indices", "message"),
-    [
-        ([0, SAMPLES], "out of bounds"),
-        ([-SAMPLES - 1], "out of bounds"),
-        ([0.5], "integer"),
-        (["a"], "integer"),
-        ([[1, 2]], r"indices have the shape \(1, 2\). Give a list of integers"),
-        (3, r"indices have the shape \(\)"),
-        (np.ones(SAMPLES - 1, bool), "boolean index did not match"),
-    ],
-    ids=["above", "below", "float", "text", "2-d", "0-d", "short mask"],
-)
-def test_wrong_numbers_of_samples_are_refused(path, indices, message):
-    dataset = MemmapDataset(path)
-    for use in (dataset.subset, dataset.gather):
-        with pytest.raises(IndexError, match=message):
-            use(indices)
-    for outside in (SAMPLES, -SAMPLES - 1, 10**30):
-        with pytest.raises(IndexError):
-            dataset[outside]
-    for wrong in (1.0, "1", None):
-        with pytest.raises(TypeError, match="integer"):
-            dataset[wrong]
-
-
-SHAPE = (2, HEIGHT, WIDTH, CHANNELS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (
-            {"out": torch.empty(2, 3, 5, 7)},
-            ValueError,
-            r"out is \(2, 3, 5, 7\) of torch.float32 on",
-        ),
-        (
-            {"out": torch.empty(SHAPE, dtype=torch.int8)},
-            ValueError,
-            r"7, 3\) of torch.uint8 on cpu",
-        ),
-        (
-            {"out": torch.empty((4, *SHAPE[1:]), dtype=torch.uint8)[::2]},
-            ValueError,
-            r"strides \(210, 21, 3, 1\)\. Give a contiguous tensor \(2, 5, 7, 3\)",
-        ),
-        ({"out": torch.empty(SHAPE, dtype=torch.uint8, device="meta")}, ValueError, "on meta"),
-        ({"out": np.zeros(2)}, TypeError, "out is of type ndarray instead of a tensor"),
-        ({"name": "label"}, ValueError, "there is no array 'label'. The data set has image"),
-    ],
-    ids=["channels first", "dtype", "with gaps", "device", "array", "name"],
-)
-def test_wrong_arguments_of_gather_are_refused(path, arguments, error, message):
-    with pytest.raises(error, match=message):
-        MemmapDataset(path).gather([0, 1], **arguments)
-
-
-@pytest.mark.parametrize(
-    ("condition", "error", "message"),
-    [
-        ({"splt": "train"}, ValueError, "no column 'splt'. .* label, .*, split"),
-        ({"split": "test"}, ValueError, "'split' has no value 'test'. It has train, val"),
-        ({"split": ["val", 2]}, ValueError, "'split' has no value 2. It has train, val"),
-        ({"split": None}, TypeError, "'split' has no value None. It has train, val"),
-        ({"label": "dog"}, ValueError, "'label' has no value 'dog'. It has ant, bee, cat"),
-        ({"weight": "1"}, TypeError, "'weight' has no value '1'. It has 0.0, 0.1"),
-        ({"weight": 3}, ValueError, "'weight' has no value 3. It has 0.0, 0.1"),
-        ({"landmarks": 3}, ValueError, r"an array of shape \(4, 2\) for each sample"),
-    ],
-    ids=str,
-)
-def test_wrong_conditions_of_where_are_refused(path, condition, error, message):
-    with pytest.raises(error, match=message):
-        MemmapDataset(path).where(**condition)
-
-
-def test_nothing_depends_on_torchs_default_device_and_dtype(path):
-    dataset = MemmapDataset(path, columns=["label", "landmarks", "weight"])
-    torch.set_default_device("meta")
-    torch.set_default_dtype(torch.float64)
-    try:
-        again = pickle.loads(pickle.dumps(MemmapDataset(path)))
-        samples = [dataset[3], dataset.subset(LABELS == 1)[0], dataset.where(label="cat")[-1]]
-        batch = fast_collate(samples)
-        arrays = fast_collate([PIXELS[0], PIXELS[1]])
-        gathered = dataset.gather([3, 1, 8])
-        labels = dataset.labels, again.where(split="val").labels
-    finally:
-        torch.set_default_device(None)
-        torch.set_default_dtype(torch.float32)
-    for found in (torch.stack([sample[0] for sample in samples]), batch[0]):
-        np.testing.assert_array_equal(found.permute(0, 2, 3, 1), images_of([3, 1, 8]))
-    np.testing.assert_array_equal(gathered, images_of([3, 1, 8]))
-    np.testing.assert_array_equal(arrays.permute(0, 2, 3, 1), PIXELS[:2])
-    assert (batch[1].tolist(), batch[1].dtype) == ([0, 1, 2], torch.int64)
-    np.testing.assert_array_equal(batch[2], LANDMARKS[[3, 1, 8]])
-    np.testing.assert_array_equal(batch[3], WEIGHTS[[3, 1, 8]])
-    assert [part.tolist() for part in labels] == [LABELS.tolist(), LABELS[SPLITS == 1].tolist()]
 
 
 def test_a_saved_subset_opens_over_the_same_pixels(own_path):
