@@ -1,14 +1,12 @@
-"""Many readers at once, and readers of a data set that is built anew."""
+"""Many readers at once."""
 
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 import torch
 
-from memload import FormatError, Loader, MemmapDataset, build
-from memload.storage.shards import Shards
+from memload import Loader, MemmapDataset
 
 ROWS = 61
 
@@ -40,38 +38,3 @@ def test_many_readers_of_one_data_set_do_not_disturb_each_other(make_dataset):
 
     with ThreadPoolExecutor(8) as readers:
         list(readers.map(reader, range(16), timeout=100))
-
-
-class Version:
-    """Three images, which differ from another version's in the middle one alone.
-
-    No check of a shard's first and last row sees that.
-    """
-
-    def __init__(self, number):
-        self.values = [0, number, 0]
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return np.full((4, 4, 3), self.values[index], np.uint8), self.values[index]
-
-
-def test_labels_are_never_those_of_other_pixels(tmp_path, monkeypatch):
-    path, opened = tmp_path / "out.bin", Shards.__init__
-
-    def build_version(number):
-        build(Version(number), path, size=4, num_workers=0, overwrite=True)
-
-    def open_late(shards, *arguments):
-        monkeypatch.undo()
-        build_version(2)  # ends after the index was read
-        opened(shards, *arguments)
-
-    build_version(1)
-    monkeypatch.setattr(Shards, "__init__", open_late)
-    with pytest.raises(FormatError, match="does not belong to"):
-        MemmapDataset(path)
-    image, label = MemmapDataset(path)[1]
-    assert (int(image.max()), label) == (2, 2)

@@ -33,22 +33,10 @@ def make(make_dataset):
     def make(kind, numbers=range(23)):
         options = KINDS[kind]
         if isinstance(options, dict):
-            columns = {"columns": ["index"], "device": "cpu"}
-            return Loader(path, batch_sampler=Lists(numbers), **columns, **options)
+            return Loader(path, sampler=numbers, columns=["index"], device="cpu", **options)
         return options(numbers, **({"device": "cpu"} if options is CudaPrefetcher else {}))
 
     return make
-
-
-class Lists:
-    """Batches of one number each."""
-
-    def __init__(self, numbers):
-        self.numbers = numbers
-
-    def __iter__(self):
-        for number in self.numbers:
-            yield [number]
 
 
 def number(item):
