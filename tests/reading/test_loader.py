@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import numpy as np
@@ -60,6 +61,13 @@ def position(loader):
     return state["epoch"], state["samples_seen"]
 
 
+def by_number(loader):
+    images = {}
+    for batch in loader:
+        images |= zip(batch.index.tolist(), batch.images, strict=True)
+    return images
+
+
 # Batches
 
 
@@ -105,6 +113,25 @@ def test_a_batch_stays_as_it_is_while_anything_refers_to_it(make, num_threads):
     held = [(batch.images[:, 1:], batch.index) for _ in range(20) for batch in loader]
     for part, index in held:
         assert torch.equal(part.permute(0, 2, 3, 1), dataset.gather(index)[..., 1:])
+
+
+def test_many_readers_of_one_data_set_do_not_disturb_each_other(path, make):
+    shared = MemmapDataset(path, columns=["index"])
+    expected, loader = [image for image, _ in shared], make(8, shuffle=True, num_threads=1)
+
+    def reader(number):
+        dataset = shared if number % 2 else MemmapDataset(path, columns=["index"])
+        own = Loader(dataset, 7, shuffle=True, seed=number, num_threads=number % 3, device="cpu")
+        for images in (by_number(own), by_number(loader)):
+            assert len(images) == SIZE
+            assert all(torch.equal(images[sample], expected[sample]) for sample in range(SIZE))
+        for sample in np.random.default_rng(number).integers(0, SIZE, 100).tolist():
+            image, found = dataset[sample]
+            assert found == sample
+            assert torch.equal(dataset.gather([sample, 0])[0], image.permute(1, 2, 0))
+
+    with ThreadPoolExecutor(8) as readers:
+        list(readers.map(reader, range(16), timeout=100))
 
 
 @on_threads
@@ -191,6 +218,30 @@ def test_a_users_sampler_is_not_asked_further_ahead_than_batches_are_made(make, 
     assert asked == list(range(SIZE))
 
 
+@pytest.mark.parametrize(
+    ("size", "ranks", "batch_size", "without"), [(1, 4, 1, 3), (9, 4, 2, 3), (11, 3, 3, 1)]
+)
+def test_all_ranks_of_an_evaluation_have_the_same_state_at_each_step(
+    path, size, ranks, batch_size, without
+):
+    dataset = MemmapDataset(path, columns=["index"])[:size]
+    options = {"num_replicas": ranks, "num_threads": 0, "device": "cpu"}
+    loaders = [Loader(dataset, batch_size, rank=rank, **options) for rank in range(ranks)]
+    for epoch in range(2):
+        iterators = [iter(loader) for loader in loaders]
+        for seen in [*range(batch_size * ranks, size, batch_size * ranks), size]:
+            batches = [next(iterator, None) for iterator in iterators]
+            assert [position(loader) for loader in loaders] == [(epoch, seen)] * ranks
+        assert batches.count(None) == without  # have no share of the last step
+        for _ in range(3):  # behind the end
+            assert [next(iterator, None) for iterator in iterators] == [None] * ranks
+            assert [position(loader) for loader in loaders] == [(epoch + 1, 0)] * ranks
+    for loader in loaders:
+        for _ in loader:
+            pass
+    assert [position(loader) for loader in loaders] == [(3, 0)] * ranks
+
+
 # Epochs and states
 
 
@@ -213,8 +264,9 @@ def test_an_epoch_begins_with_its_first_batch_and_is_told_to_samplers(make):
         assert told.epoch == 7
         state = json.loads(json.dumps(loader.state_dict()))
         loader.set_epoch(3)
+        next(iter(loader))
         loader.load_state_dict(state)
-        assert told.epoch == 7
+        assert (loader.state_dict(), told.epoch) == (state, 7)
 
 
 def test_the_state_is_that_of_the_iterator_that_gave_a_batch_last(make):
@@ -232,6 +284,12 @@ def test_the_state_is_that_of_the_iterator_that_gave_a_batch_last(make):
     assert position(loader) == (0, 16)
     second.close()
     assert flat(visits(first)) == list(range(16, SIZE))
+
+
+def test_a_resumed_epoch_drops_the_last_batch_of_what_is_left(make):
+    loader = make(5, drop_last=True)
+    loader.load_state_dict({**loader.state_dict(), "samples_seen": 4})
+    assert visits(loader) == [list(range(start, start + 5)) for start in (4, 9, 14)]
 
 
 @pytest.mark.parametrize("method", ["take", "__iter__"])
@@ -258,13 +316,6 @@ def test_a_function_gets_the_images_of_a_batch_and_returns_as_many(make):
         next(iter(make(transform=lambda images: None)))
     with pytest.raises(ValueError, match=r"returned a tensor of shape \(1, 3, 4, 6\) for 4 images"):
         next(iter(make(transform=lambda images: images[:1])))
-
-
-def by_number(loader):
-    images = {}
-    for batch in loader:
-        images |= zip(batch.index.tolist(), batch.images, strict=True)
-    return images
 
 
 def test_random_draws_depend_on_seed_epoch_and_sample_only(make):

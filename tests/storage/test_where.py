@@ -41,7 +41,7 @@ def test_samples_match_that_have_one_of_the_values_in_each_column(index, conditi
 
 @pytest.mark.parametrize(
     ("condition", "error", "message"),
-    [  # tests/reading/test_dataset.py has the others
+    [  # tests/reading/test_wrong_arguments.py has the others
         ({"label": 4}, ValueError, "'label' has no value 4. It has ant, bee, cat, dog"),
         ({"label": True}, TypeError, "'label' has no value True"),
         ({"sharp": 2}, ValueError, "'sharp' has no value 2. It has False, True"),
