@@ -45,6 +45,10 @@ def test_a_sample_has_the_rows_of_all_arrays(path):
             assert (sample[0].shape, sample[1], sample[5]) == ((3, 4, 6), number % 3, number / 2)
             for row, values in zip(sample[2:5], (MASKS, FEATURES, SEEN), strict=True):
                 np.testing.assert_array_equal(row.numpy(), values[number], strict=True)
+        out = torch.zeros((2, 2, 3, 5), dtype=torch.float64)
+        assert part.gather([-1, 0], out, name="features") is out
+        np.testing.assert_array_equal(out.numpy(), FEATURES[[numbers[-1], numbers[0]]])
+        np.testing.assert_array_equal(part.gather([1], name="mask").numpy(), MASKS[[numbers[1]]])
 
 
 def test_rows_are_the_mapped_file_itself(path):
@@ -68,14 +72,6 @@ def test_columns_name_the_arrays_that_are_wanted_and_no_other_is_opened(path):
     for use in (lambda: dataset.gather([0], name="features"), lambda: MemmapDataset(path)):
         with pytest.raises(FormatError, match=r"made\.features\.bin is missing"):
             use()
-
-
-def test_rows_of_any_array_are_gathered(path):
-    dataset = MemmapDataset(path, columns=[]).subset([4, 2, 9])
-    out = torch.zeros((2, 2, 3, 5), dtype=torch.float64)
-    assert dataset.gather([-1, 0], out, name="features") is out
-    np.testing.assert_array_equal(out.numpy(), FEATURES[[9, 4]])
-    np.testing.assert_array_equal(dataset.gather([1], name="mask").numpy(), MASKS[[2]])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
-from memload import MemmapDataset, fast_collate
+from memload import fast_collate
 
 HEIGHT, WIDTH = 6, 8
 SHAPE = (HEIGHT, WIDTH, 3)
@@ -52,17 +52,6 @@ def leaves(batch):
     return [batch]
 
 
-def test_the_batch_of_a_data_set_is_torchs_own_and_a_copy(output):
-    samples = [MemmapDataset(output)[index] for index in (3, 0, 11, 3)]
-    images, labels = fast_collate(samples)
-    expected_images, expected_labels = default_collate(samples)
-    assert torch.equal(images, expected_images)
-    assert torch.equal(labels, expected_labels)
-    assert images.untyped_storage().nbytes() == images.numel()
-    images[:] = 0
-    assert MemmapDataset(output)[3][0].any()
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray])
 def test_masks_are_copied_into_reused_memory(kind, dtype):
@@ -73,15 +62,6 @@ def test_masks_are_copied_into_reused_memory(kind, dtype):
     address = found.data_ptr()
     del found
     assert fast_collate(masks).data_ptr() == address
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "CMYK"])
-def test_pictures_become_their_pixels(mode):
-    pictures = [Image.fromarray(pixels(seed)).convert(mode) for seed in range(3)]
-    images = fast_collate(pictures)
-    expected = np.stack([np.asarray(picture).reshape(HEIGHT, WIDTH, -1) for picture in pictures])
-    np.testing.assert_array_equal(images.permute(0, 2, 3, 1).numpy(), expected)
-    assert is_channels_last(images)
 
 
 @pytest.mark.parametrize(
@@ -130,50 +110,30 @@ def test_what_is_no_image_is_left_to_torch(sample):
     assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
 
 
-@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@settings(max_examples=80, deadline=None, database=None, derandomize=True)
 @given(
     seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=6),
     height=st.integers(1, 9),
     width=st.integers(1, 9),
-    channels=st.sampled_from([1, 2, 3, 4]),
-    kinds=st.sampled_from([["stored"], ["contiguous", "stored"], ["array"], ["reversed"]]),
+    mode=st.sampled_from(["L", "LA", "RGB", "RGBA", "CMYK"]),
+    kind=st.sampled_from(["stored", "layouts mix", "array", "reversed", "picture"]),
 )
-def test_any_batch_holds_torchs_own_values(seeds, height, width, channels, kinds):
+def test_any_batch_holds_torchs_own_values(seeds, height, width, mode, kind):
+    channels = len(Image.new(mode, (1, 1)).getbands())
     arrays = [pixels(seed, (height, width, channels)) for seed in seeds]
-    if kinds == ["reversed"]:
+    if kind == "reversed":
         arrays = [array[::-1] for array in arrays]
     images = list(arrays)
-    if kinds[-1] == "stored":
+    if kind == "picture":
+        images = [Image.frombytes(mode, (width, height), array.tobytes()) for array in arrays]
+    elif kind in ("stored", "layouts mix"):
         images = [torch.from_numpy(array).permute(2, 0, 1) for array in arrays]
-    if kinds[0] == "contiguous":  # layouts may mix
+    if kind == "layouts mix":
         images[0] = images[0].contiguous()
     found, labels = fast_collate(list(zip(images, seeds, strict=True)))
     np.testing.assert_array_equal(found.permute(0, 2, 3, 1).numpy(), np.stack(arrays))
     assert labels.tolist() == seeds
-    assert len(kinds) > 1 or is_channels_last(found)
-
-
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        *[
-            ([pixels(0), pixels(1, shape)], r"1 of .* has shape .*, but the first has \(6, 8, 3\)")
-            for shape in [(WIDTH, HEIGHT, 3), (HEIGHT, WIDTH, 4), (HEIGHT, WIDTH)]
-        ],
-        ([stored(0), stored(1, (WIDTH, HEIGHT, 3))], "1 of the batch has shape .*Resize or crop"),
-        ([pixels(0, (6, 8)), pixels(1, (8, 6))], r"1 of the batch has shape \(8, 6\)"),
-        ([stored(0), stored(1).long()], "1 of the batch is torch.int64 instead of torch.*Convert"),
-        ([pixels(0), pixels(1).astype(np.int32)], "1 of the batch is int32 instead of uint8"),
-        ([pixels(0, (6, 8)), np.zeros((6, 8), np.int32)], "1 of the batch is int32 instead of uin"),
-        ([stored(0), pixels(1)], "1 of the batch is uint8 instead of torch.uint8"),
-        ([stored(0), 3], "1 of the batch is int instead of torch.uint8"),
-        ([pixels(0), "text"], "1 of the batch is <U4 instead of uint8"),
-        ([Image.new("F", (8, 6))], "0 of the batch is float32 instead of uint8"),
-    ],
-)
-def test_images_that_do_not_fit_together_are_refused(samples, message):
-    with pytest.raises(ValueError, match=rf"image {message}"):
-        fast_collate(samples)
+    assert kind == "layouts mix" or is_channels_last(found)
 
 
 def test_broken_samples_are_dropped_with_their_labels():

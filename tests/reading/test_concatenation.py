@@ -7,10 +7,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
 import memload
-from memload import CudaPrefetcher, FormatError, Loader, MemmapDataset, fast_collate, transforms
+from memload import CudaPrefetcher, Loader, MemmapDataset, fast_collate, transforms
 
 CLASSES = ("ant", "bee", "cat"), ("cat", "dog", "ant")
 SIZES = 10, 7
@@ -135,40 +135,15 @@ def test_it_pickles_as_paths_and_resumes_anywhere(paths, linked):
             Loader(wrong, 4, shuffle=True, seed=3, device="cpu").load_state_dict(state)
 
 
-def test_links_of_a_cache_may_be_put_together(paths, tmp_path):
-    for path in paths:
-        (tmp_path / path.parent.name).mkdir()
-        for file in path.parent.iterdir():
-            (tmp_path / path.parent.name / file.name).symlink_to(file)
-    check([tmp_path / path.parent.name / path.name for path in paths], paths)
-
-
-def test_data_loaders_and_prefetchers_read_it(paths):
-    flip = transforms.RandomHorizontalFlip(1)
-    parts = [MemmapDataset(path, columns=["mask", "label"]) for path in paths]
-    batches = DataLoader(Subset(ConcatDataset(parts), range(17)), 6, collate_fn=fast_collate)
-    found = [batch[1] for batch in CudaPrefetcher(batches, transform=flip, device="cpu")]
-    np.testing.assert_array_equal(torch.cat(found).numpy(), both(paths, "mask")[..., ::-1])
-    loader = DataLoader(
-        MemmapDataset(paths, columns=["mask"]), 6, num_workers=2, multiprocessing_context="spawn"
-    )
-    masks = torch.cat([mask.clone() for _, mask in loader])
-    np.testing.assert_array_equal(masks.numpy(), both(paths, "mask"))
-    del loader
-
-
-def test_a_part_that_was_built_again_is_told_by_its_path(make_dataset):
-    paths = [make_dataset("one.bin").path, make_dataset("two.bin", seed=1).path]
-    state = pickle.dumps(MemmapDataset(paths)[1:])
-    make_dataset("two.bin", rows=(3,))
-    with pytest.raises(FormatError, match=r"two\.idx is another data set .* built again meanwhile"):
-        pickle.loads(state)
-
-
-def test_transforms_get_statistics_and_classes_of_all(paths):
+def test_transforms_follow_masks_and_get_statistics_and_classes_of_all(paths):
     mix = transforms.Compose([transforms.Normalize(), transforms.MixUp()])
     batch = next(iter(Loader(paths, 5, columns=["label"], transform=mix, device="cpu")))
     assert batch.labels.shape == (5, 4)
+    parts = [MemmapDataset(path, columns=["mask", "label"]) for path in paths]
+    batches = DataLoader(Subset(ConcatDataset(parts), range(17)), 6, collate_fn=fast_collate)
+    flip = transforms.RandomHorizontalFlip(1)
+    found = [batch[1] for batch in CudaPrefetcher(batches, transform=flip, device="cpu")]
+    np.testing.assert_array_equal(torch.cat(found).numpy(), both(paths, "mask")[..., ::-1])
 
 
 def test_a_list_of_one_is_saved_without_the_arrays_that_it_does_not_name(linked, tmp_path):
@@ -180,54 +155,33 @@ def test_a_list_of_one_is_saved_without_the_arrays_that_it_does_not_name(linked,
     np.testing.assert_array_equal(without.gather(range(10)), whole.gather(range(10)))
 
 
-@pytest.fixture
-def different(make_dataset, add_array):
-    """Three data sets that have only their labels in common."""
-    columns = {"label": np.arange(5) % 3}
-    one = make_dataset("one.bin", columns=columns | {"age": np.arange(5)}).path
-    two = make_dataset("two.bin", columns=columns | {"age": np.arange(5) / 2}).path
-    three = add_array(make_dataset("three.bin", columns=columns), "depth", np.zeros((5, 2))).path
-    return {"one": one, "two": two, "three": three}
-
-
-def test_data_sets_that_differ_are_read_if_what_is_asked_for_is_the_same(different):
-    for loader in (
-        Loader(list(different.values()), 15, columns=["label"], device="cpu"),
-        Loader([MemmapDataset(path, columns=["label"]) for path in different.values()], 15),
-    ):
-        (batch,) = loader
-        assert batch._fields == ("images", "labels")
-        assert batch.labels.tolist() == [0, 1, 2, 0, 1] * 3
-
-
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
+        (["one", "two", "three"], {"columns": ["label"]}, None),
         (["one", "two"], {}, r"differ in columns: 'age' \(int64 in one\.idx, float64"),
         (["one", "two"], {"columns": ["age"]}, r"differ in columns: 'age' \(int64 in one\.idx, fl"),
         (["one", "two"], {"columns": "all"}, r"differ in columns: 'age' \(int64 in one\.idx, floa"),
         (["one", "three"], {}, r"out \['label', 'age'\], .*three.*such as columns=\['label'\]"),
         (["three", "one"], {"columns": ["depth"]}, "columns names 'depth', .* It has label, age"),
-        (["one", "one"], {"columns": ["nose"]}, "columns names 'nose', which the data set does not"),
     ],
-)  # fmt: skip
-def test_differences_in_what_is_asked_for_are_named(different, names, options, message):
-    for use in (Loader, MemmapDataset):
-        with pytest.raises(ValueError, match=message):
-            use([different[name] for name in names], **options)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "error", "message"),
-    [
-        ([], TypeError, r"path is \[\] instead of"),
-        ([TensorDataset(torch.zeros(3))], TypeError, "not a TensorDataset. Build one of it first"),
-        (Subset(TensorDataset(torch.zeros(3)), [0]), TypeError, "not a TensorDataset. Build one"),
-    ],
-    ids=["empty", "list", "subset"],
 )
-def test_parts_of_other_kinds_and_with_transforms_are_refused(paths, dataset, error, message):
-    with pytest.raises(error, match=message):
-        Loader(dataset)
-    with pytest.raises(ValueError, match="dataset has a transform, which is for single samples"):
-        Loader([MemmapDataset(paths[0], transform=str), paths[1]])
+def test_data_sets_that_differ_are_read_if_what_is_asked_for_is_the_same(
+    make_dataset, add_array, names, options, message
+):
+    columns = {"label": np.arange(5) % 3}
+    make_dataset("one.bin", columns=columns | {"age": np.arange(5)})
+    make_dataset("two.bin", columns=columns | {"age": np.arange(5) / 2})
+    folder = add_array(make_dataset("three.bin", columns=columns), "depth", np.zeros((5, 2))).path
+    paths = [folder.with_name(f"{name}.idx") for name in names]
+    if message is None:
+        parts = [MemmapDataset(path, **options) for path in paths]
+        for loader in (Loader(paths, 15, **options, device="cpu"), Loader(parts, 15)):
+            (batch,) = loader
+            assert (batch._fields, batch.labels.tolist()) == (
+                ("images", "labels"),
+                [0, 1, 2, 0, 1] * 3,
+            )
+    for use in (Loader, MemmapDataset) if message else ():
+        with pytest.raises(ValueError, match=message):
+            use(paths, **options)

@@ -2,27 +2,27 @@
 
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
 from memload.reading.loop import run_ahead
 
-on_threads = pytest.mark.parametrize("num_threads", [0, 1, 3])
-
 
 class Reads:
-    """Jobs with the numbers 0, 1, …, which are begun as they are taken."""
+    """Jobs with the numbers 0, 1, …, which are begun as they are taken; `closed` at the end."""
 
-    def __init__(self, size, *, fails=None):
-        self.size, self.fails = size, fails
-        self.begun, self.made, self.unread = [], [], set()
+    def __init__(self, size):
+        self.size, self.begun, self.made, self.unread = size, [], [], set()
+        self.closed = self.may_wait = False
 
     def __iter__(self):
-        for number in range(self.size):
-            self.begun.append(number)
-            yield Read(self, number)
-        if self.fails == "begin":
-            raise OSError("the cause")
+        try:
+            for number in range(self.size):
+                self.begun.append(number)
+                yield Read(self, number)
+        finally:
+            self.closed = True
 
 
 class Read:
@@ -33,25 +33,22 @@ class Read:
         return self.number not in self.reads.unread
 
     def make(self):
-        if self.reads.fails == self.number:
-            raise OSError("the cause")
+        assert self.is_ready() or not self.reads.may_wait or self.reads.may_wait.wait(10)
         self.reads.unread.discard(self.number)  # now it was waited for
         self.reads.made.append(self.number)
-        return Batch(self.number)
+        return Batch(number=self.number)
 
 
-class Batch:
-    def __init__(self, number):
-        self.number = number
+class Batch(SimpleNamespace):
+    """Something to refer to weakly."""
 
 
 def numbers(batches):
     """Return the numbers of the batches that are left, each of which comes with its job."""
-    result = []
-    for job, batch in batches:
-        assert job.number == batch.number
-        result.append(batch.number)
-    return result
+    return [batch.number for job, batch in batches if job.number == batch.number]
+
+
+on_threads = pytest.mark.parametrize("num_threads", [0, 1, 3])
 
 
 @on_threads
@@ -93,55 +90,22 @@ def test_no_batch_waits_for_the_disk_while_another_can_be_handed_over():
 
 
 def test_threads_wait_for_the_disk_themselves():
-    reads, may_end = Reads(6), threading.Event()
-
-    class Slow(Read):
-        def make(self):
-            assert self.number == 0 or may_end.wait(10)
-            return super().make()
-
-    reads.unread = set(range(1, 6))
-    batches = run_ahead([Slow(reads, number) for number in range(6)], num_threads=2, in_flight=4)
+    reads = Reads(6)
+    reads.unread, reads.may_wait = set(range(1, 6)), threading.Event()
+    batches = run_ahead(reads, num_threads=2, in_flight=4)
     assert next(batches)[1].number == 0  # 1 is being waited for on a thread
-    may_end.set()
+    reads.may_wait.set()
     assert numbers(batches) == [1, 2, 3, 4, 5]
 
 
 @on_threads
-@pytest.mark.parametrize("fails", ["begin", 5])
-def test_an_error_comes_after_the_batches_before_it(fails, num_threads, own_threads):
-    size = 5 if fails == "begin" else 9
-    reads = Reads(size, fails=fails)
-    batches = run_ahead(reads, num_threads=num_threads, in_flight=3, reads_ahead=7)
-    assert [next(batches)[1].number for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(OSError, match="the cause"):
-        next(batches)
-    assert list(batches) == []
-    assert not own_threads()
-
-
-@on_threads
-def test_leaving_early_closes_what_gives_the_jobs_and_makes_no_more(num_threads, own_threads):
-    closed, reads = [], Reads(100)
-
-    def jobs():
-        try:
-            yield from reads
-        finally:
-            closed.append(threading.current_thread())
-
-    batches = run_ahead(jobs(), num_threads=num_threads, in_flight=3, reads_ahead=2)
-    next(batches)
+def test_an_early_exit_makes_no_more(num_threads, own_threads):
+    reads = Reads(100)
+    batches = run_ahead(reads, num_threads=num_threads, in_flight=3, reads_ahead=2)
+    of_job, of_batch = map(weakref.ref, next(batches))
+    assert num_threads or of_job() is of_batch() is None  # it keeps nothing that it handed over
     del batches
     assert not own_threads()
-    assert closed == [threading.current_thread()]
+    assert reads.closed
     assert len(reads.made) <= 3
     assert len(reads.begun) == 5
-
-
-def test_the_loop_does_not_keep_a_batch_that_it_has_handed_over():
-    batches = run_ahead(Reads(4), in_flight=1)
-    job, batch = next(batches)
-    of_job, of_batch = weakref.ref(job), weakref.ref(batch)
-    del job, batch
-    assert of_job() is of_batch() is None

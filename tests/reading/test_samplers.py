@@ -1,4 +1,5 @@
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -38,7 +39,6 @@ MAKE = {
     "balanced": lambda size, seed=0: WeightedSampler.balanced(np.arange(size) % 3, seed=seed),
 }
 RANDOM = {name: MAKE[name] for name in MAKE if name != "sequential"}
-every_order = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 every_random_order = pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
 
 #: How each order is made, whether all ranks get as many samples, and whether they take turns.
@@ -101,28 +101,23 @@ def test_ranks_share_an_epoch(path, make, even, in_turns, size, batch_size, rank
     assert not any(batches)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@settings(max_examples=40, deadline=None)
 @given(
-    size=st.integers(0, 2000),
+    size=st.integers(1, 2000),
+    count=st.integers(0, 50),
     seed=st.integers(-(2**70), 2**70),
     epoch=st.integers(0, 2**70),
 )
-def test_any_size_seed_and_epoch_give_a_permutation(size, seed, epoch):
-    for order in (SequentialSampler(size), ShuffledSampler(size, seed=seed)):
-        assert len(order) == size
-        assert np.array_equal(np.sort(order.take(epoch, np.arange(size))), np.arange(size))
-
-
-@every_order
-@settings(max_examples=40, deadline=None)
-@given(size=st.integers(1, 2000), count=st.integers(0, 50), epoch=st.integers(0, 1000))
-def test_positions_may_be_asked_for_in_any_order(make, size, count, epoch):
-    positions = np.random.default_rng(count).integers(0, size, count)
+def test_positions_may_be_asked_for_in_any_order(make, size, count, seed, epoch):
+    order, positions = make(size, seed), np.random.default_rng(count).integers(0, size, count)
     before = positions.copy()
-    taken = make(size).take(epoch, positions)
-    assert taken.dtype == np.int64
-    assert np.array_equal(taken, make(size).take(epoch, np.arange(size))[positions])
+    whole, taken = order.take(epoch, np.arange(size)), order.take(epoch, positions)
+    assert (len(order), taken.dtype) == (size, np.int64)
+    assert np.array_equal(taken, whole[positions])
     assert np.array_equal(positions, before)
+    assert not np.shares_memory(taken, positions)
+    assert order.repeats or np.array_equal(np.sort(whole), np.arange(size))
 
 
 @every_random_order
@@ -156,41 +151,20 @@ def test_orders_are_those_of_earlier_versions(order, epoch, start, expected):
     assert order.take(epoch, start + np.arange(len(expected))).tolist() == expected
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [2, 4])
 def test_all_permutations_of_a_few_samples_are_equally_likely(size):
     epochs = 3000
     order = ShuffledSampler(size)
     taken = np.array([order.take(epoch, np.arange(size)) for epoch in range(epochs)])
     _, counts = np.unique(taken @ 10 ** np.arange(size), return_counts=True)
-    factorial = [2, 6, 24, 120][size - 2]
+    factorial = math.factorial(size)
     assert len(counts) == factorial
     assert chi_square(counts, epochs / factorial) < 4
 
 
-def test_what_follows_a_sample_is_any_other():
-    size = 100_000
-    taken = ShuffledSampler(size, seed=3).take(0, np.arange(size))
-    pairs = taken[:-1] * 16 // size * 16 + taken[1:] * 16 // size
-    assert abs(chi_square(np.bincount(pairs, minlength=256), (size - 1) / 256)) < 4
-    steps = (taken[1:] - taken[:-1]) % size
-    assert abs(chi_square(np.bincount(steps * 64 // size, minlength=64), (size - 1) / 64)) < 4
-
-
-@pytest.mark.parametrize("repeats", [1, 2, 3, 4])
-@pytest.mark.parametrize("size", [1, 7, 50, 51, 1000, 1020])
-def test_repeated_samples_are_the_first_of_the_shuffled_order(size, repeats):
-    taken = RepeatedSampler(size, repeats, seed=2).take(3, np.arange(size))
-    shuffled = ShuffledSampler(size, seed=2).take(3, np.arange(size))
-    samples, first, counts = np.unique(taken, return_index=True, return_counts=True)
-    assert np.array_equal(samples[np.argsort(first)], shuffled[: len(samples)])
-    assert counts.max() <= repeats
-    assert (counts < repeats).sum() <= 17
-    assert size / repeats <= len(samples) <= size / repeats + 17
-
-
 @settings(max_examples=150, deadline=None)
 @given(
-    size=st.integers(500, 2500),
+    size=st.integers(1, 2500),
     repeats=st.integers(1, 6),
     batch_size=st.integers(2, 256),
     ranks=st.integers(1, 32).filter(lambda ranks: ranks != 17),
@@ -199,7 +173,12 @@ def test_visits_of_a_sample_are_on_different_ranks_and_never_mixed_with_each_oth
     size, repeats, batch_size, ranks
 ):
     taken = RepeatedSampler(size, repeats).take(0, np.arange(size))
-    for rank in range(ranks):
+    visited, first, counts = np.unique(taken, return_index=True, return_counts=True)
+    shuffled = ShuffledSampler(size).take(0, np.arange(size))  # its first samples are visited
+    assert np.array_equal(visited[np.argsort(first)], shuffled[: len(visited)])
+    assert counts.max() <= repeats
+    assert (counts < repeats).sum() <= 17
+    for rank in range(ranks if size >= 17 * repeats else 0):
         samples = taken[rank::ranks]  # as ranks take turns
         for batch in np.split(samples, range(batch_size, len(samples), batch_size)):
             if len(batch) % 17 != 1:
@@ -242,49 +221,3 @@ def test_integers_of_numpy_give_the_same_state_as_those_of_python(path, make):
         Loader(path, 4, sampler=expected, device="cpu").load_state_dict(state)
     state = Loader(path, 4, shuffle=True, seed=np.int64(5), device="cpu").state_dict()
     Loader(path, 4, shuffle=True, seed=5, device="cpu").load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("make", "argument", "message"),
-    [
-        (WeightedSampler, [], "^weights must be finite numbers"),
-        (WeightedSampler, [-1, 2], "^weights must be finite numbers"),
-        (WeightedSampler, [float("nan"), 1], "^weights must be finite numbers"),
-        (WeightedSampler, [[1.0, 2.0]], "^weights must be finite numbers"),
-        (WeightedSampler, [0, 0], "^weights must be .* and not all 0"),
-        (WeightedSampler.balanced, [], "^labels must be integers "),
-        (WeightedSampler.balanced, [-1, 2], "^labels must be integers "),
-        (WeightedSampler.balanced, [0.5, 1], "^labels must be integers "),
-        (lambda size: WeightedSampler([1], size=size), -1, "^WeightedSampler: size must be an int"),
-        (RepeatedSampler, -1, "size must be an integer of at least 0, not -1"),
-        (
-            lambda repeats: RepeatedSampler(9, repeats),
-            0,
-            "repeats must be an integer of at least 1",
-        ),
-        (lambda repeats: RepeatedSampler(9, repeats), 1.5, "repeats must be an integer of at leas"),
-        (ShuffledSampler, 2.0, "size must be an integer of at least 0, not 2.0"),
-        (ShuffledSampler, "9", "size must be an integer of at least 0, not '9'"),
-        (SequentialSampler, None, "SequentialSampler: size must be an integer"),
-        *[
-            (lambda seed, make=make: make(9, seed=seed), 0.5, "seed must be an integer, not 0.5")
-            for make in RANDOM.values()
-        ],
-    ],
-)
-def test_wrong_arguments_are_refused(make, argument, message):
-    with pytest.raises(ValueError, match=message):
-        make(argument)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (ShuffledSampler, r"size must be .*, not MemmapDataset.*\. Write len\(dataset\)\.$"),
-        (WeightedSampler, r"^weights .* not a MemmapDataset\. Take them from dataset\.labels\.$"),
-        (WeightedSampler.balanced, r"^labels .* not a MemmapDataset\. Take them .*\.labels\.$"),
-    ],
-)
-def test_a_data_set_in_place_of_its_numbers_is_told_what_to_give(path, make, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        make(MemmapDataset(path))
