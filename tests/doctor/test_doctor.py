@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors
 import torch
 from click.testing import CliRunner, Result
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
@@ -290,10 +289,10 @@ def test_a_data_set_that_may_not_be_read_is_a_line_and_status_1(
 ) -> None:
     index = output.with_suffix(".idx")
 
-    def refuse(path: Path, **options: Any) -> Any:  # root may read everything
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+    def refuse(*arguments: Any) -> Any:  # root may read everything
+        raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(safetensors, "safe_open", refuse)
+    monkeypatch.setattr(os, "pread", refuse)
     done = run_doctor(output, "--step-ms", 54)
     assert done.exit_code == 1
     assert done.stdout.splitlines()[-1].endswith(f"{index} cannot be read: Permission denied.")
