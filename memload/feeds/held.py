@@ -5,6 +5,7 @@
 A row is in memory that the device reads if ``offset + row_bytes <= file.held``.
 """
 
+import contextlib
 import logging
 import mmap
 import os
@@ -35,8 +36,9 @@ WINDOW_BYTES = 256 << 20
 #: with one of 9 times, the file was not held after two epochs.
 _STEP_BYTES = 4 << 20
 _PAUSE = 2
-#: Threads that map pages which are in RAM already. Beside batches that are being read, 4 of them
-#: made the second epoch of a cold file 1.8 times as fast as one did.
+#: Threads that map pages which are in RAM already, and register them. Beside batches that are being
+#: read, 4 of them made the second epoch of a cold file 1.8 times as fast as one did. It became 1.8
+#: times as fast again by registering a window while the next one is mapped.
 _THREADS = 4
 #: How long `Filler.close` waits for the thread.
 _CLOSE_SECONDS = 5.0
@@ -57,6 +59,8 @@ class HeldFile:
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self.path, self.size = path, size
         self.held = self.planned = 0
+        #: Those bytes and the window that is being registered.
+        self.mapped = 0
         try:
             memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
         except OSError as error:
@@ -171,11 +175,13 @@ class Filler:
         # Not an executor: to submit to one takes a lock of the whole process, in which a collection
         # of garbage may close another Filler.
         self._tasks: SimpleQueue[Any] = SimpleQueue()
-        self._found: SimpleQueue[Any] = SimpleQueue()
+        self._read_results: SimpleQueue[Any] = SimpleQueue()
+        self._register_results: SimpleQueue[Any] = SimpleQueue()
+        self._is_registering = False
         self._thread = _new_thread(self._run)
-        readers = [_new_thread(_read_pages, self._tasks, self._found) for _ in range(_THREADS)]
+        helpers = [_new_thread(_work, self._tasks) for _ in range(_THREADS)]
         with starting_threads("use feed='pinned' with num_threads=0"):
-            for thread in (*readers, self._thread):
+            for thread in (*helpers, self._thread):
                 thread.start()
 
     def close(self) -> None:
@@ -189,29 +195,43 @@ class Filler:
     def _run(self) -> None:
         try:
             for file in self._files:
-                while file.held < file.planned and not self._stop.is_set():
-                    self._hold_next(file)
+                start = file.held
+                while start < file.planned and not self._stop.is_set():
+                    start = self._hold_window(file, start)
+            self._wait_for_registering()
         except (FeedError, OSError) as error:  # OSError: the disk fails, too many files are open
+            with contextlib.suppress(FeedError):
+                self._wait_for_registering()
             self.problem = (
                 f"No more rows are held in RAM from byte {file.held:,} of {file.path} on, and the "
                 f"others are read: {error}"
             )
             logger.warning("%s", self.problem)
             for file in self._files:
-                file.planned = file.held
+                file.planned = file.mapped = file.held
         finally:
             self._files = ()
             for _ in range(_THREADS):
                 self._tasks.put(None)
 
-    def _hold_next(self, file: HeldFile) -> None:
-        """Read and register one more window of a file."""
-        start = file.held
+    def _hold_window(self, file: HeldFile, start: int) -> int:
+        """Read a window of a file and begin to register it. Returns where the next one starts."""
         size = min(WINDOW_BYTES, file.planned - start)
         self._check_memory(size)
         self._read(file.address + start, size)
+        self._wait_for_registering()
         if not self._stop.is_set():
-            file.hold(start, size, self._device)
+            self._is_registering, file.mapped = True, max(file.mapped, start + size)
+            self._tasks.put((self._register_results, file.hold, start, size, self._device))
+        return start + size
+
+    def _wait_for_registering(self) -> None:
+        """Wait for the window that is being registered, if there is one. Raises FeedError."""
+        if self._is_registering:
+            self._is_registering = False
+            error = self._register_results.get()
+            if error is not None:
+                raise error
 
     def _check_memory(self, needed: int) -> None:
         """Raise FeedError if the system would be left with too little RAM.
@@ -222,7 +242,7 @@ class Filler:
         self._unchecked_bytes -= needed
         if self._unchecked_bytes >= 0 and time.perf_counter() < self._next_check:
             return
-        held = sum(file.held for file in _held_files())
+        held = sum(file.mapped for file in _held_files())
         left = max(0, (available_memory() or 0) - held)  # registered pages still count as available
         if left - needed < self._least_left:
             raise FeedError(
@@ -254,27 +274,32 @@ class Filler:
         """
         pieces = range(address, end, max(_STEP_BYTES, self._step // _THREADS))
         for start in pieces:
-            self._tasks.put((start, min(pieces.step, end - start)))
-        found = [self._found.get() for _ in pieces]
-        for error in found:
+            size = min(pieces.step, end - start)
+            self._tasks.put((self._read_results, _read_pages, start, size))
+        results = [self._read_results.get() for _ in pieces]
+        for error in results:
             if isinstance(error, OSError):
                 raise error
-        return any(found)
+        return any(results)
 
 
 def _new_thread(function: Callable[..., None], *arguments: object) -> threading.Thread:
     return threading.Thread(target=function, args=arguments, name="memload-fill", daemon=True)
 
 
-def _read_pages(tasks: SimpleQueue[Any], found: SimpleQueue[Any]) -> None:
-    """Read pages, ``(address, size)``, again and again, until the task is None.
-
-    Puts into ``found`` whether some of them were on the disk, or the OSError.
-    """
+def _work(tasks: SimpleQueue[Any]) -> None:
+    """Carry out tasks until one is None: a queue for the result, a function and its arguments."""
     while (task := tasks.get()) is not None:
-        reads_before = disk_reads()
+        results, function, *arguments = task
         try:
-            fault_in(*task)
-            found.put(disk_reads() > reads_before)
-        except OSError as error:
-            found.put(error)
+            results.put(function(*arguments))
+        except (FeedError, OSError) as error:
+            results.put(error)
+        del task, function, arguments  # they may hold a file
+
+
+def _read_pages(address: int, size: int) -> bool:
+    """Read pages, and return whether some of them were on the disk. Raises OSError."""
+    reads_before = disk_reads()
+    fault_in(address, size)
+    return disk_reads() > reads_before
