@@ -87,6 +87,7 @@ class FakeCuda:
             patch(torch, name, self._allocating(getattr(torch, name)))
         for module in (choice, held, pages):
             patch(module, "WINDOW_BYTES", self.window_bytes)
+        patch(held, "_START_SECONDS", 0)
         patch(held, "available_memory", lambda: self.available_memory())  # noqa: PLW0108
         # What a test that fails leaves behind, in its traceback, shall not disturb others.
         unregister = held._unregister

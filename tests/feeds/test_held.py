@@ -253,7 +253,7 @@ def test_it_leaves_the_disk_to_rows_that_are_waited_for(
     cuda.wait()
     assert cuda.registered_bytes == SIZE
     steps = sum(-(-shard.bytes // PAGE) for shard in index.image.shards)
-    assert found == [held._PAUSE] * steps * pauses
+    assert found == [held._START_SECONDS, *[held._PAUSE] * steps * pauses]
     feed.close()
 
 
