@@ -40,8 +40,8 @@ _PAUSE = 2
 #: read, 4 of them made the second epoch of a cold file 1.8 times as fast as one did. It became 1.8
 #: times as fast again by registering a window while the next one is mapped.
 _THREADS = 4
-#: How long the first batch is left alone: mapping pages and page-locking memory wait for each other.
-#: A new Loader's first batch took 52 ms so, and 100 ms without, on an H100.
+#: How long the first batch is left alone, as mapping pages delays the page-locking of its memory. A
+#: new Loader's first batch took 52 ms with this pause, and 100 ms without, on an H100.
 _START_SECONDS = 0.05
 #: How long `Filler.close` waits for the thread.
 _CLOSE_SECONDS = 5.0
