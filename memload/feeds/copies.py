@@ -50,15 +50,15 @@ class RowCopies:
         if function == "cuMemcpyBatchAsync":  # where it writes which copy has failed
             self._options.append(ctypes.byref(ctypes.c_size_t()))
 
-    def __call__(self, addresses: np.ndarray, in_window: np.ndarray, out: Tensor) -> None:
+    def __call__(self, addresses: np.ndarray, bytes_in_window: np.ndarray, out: Tensor) -> None:
         """Copy the rows at ``addresses`` into ``out`` ``(n, …)``, on the current stream.
 
-        Both arrays are int64 ``(n,)``. ``in_window`` says how many bytes follow each address in the
-        same piece of registered memory. A row that goes on beyond is copied in two parts, since one
-        copy may not cross from one registration into the next. Raises FeedError.
+        Both arrays are int64 ``(n,)``. ``bytes_in_window`` is what is left from each address to the
+        end of its registration. A row that goes on beyond is copied in two parts, since one copy
+        may not cross from one registration into the next. Raises FeedError.
         """
         row_bytes = out.nbytes // len(out)
-        sizes = np.minimum(in_window, row_bytes)
+        sizes = np.minimum(bytes_in_window, row_bytes)
         targets = out.data_ptr() + np.arange(len(addresses)) * row_bytes
         cut = np.flatnonzero(sizes < row_bytes)
         if cut.size:

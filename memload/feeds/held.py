@@ -1,6 +1,6 @@
 """The beginning of each file, held in page cache that the device reads.
 
-    plan_files: how much of each file ─▶ fill: a thread ─▶ HeldFile: pages read, then registered
+    plan_files: how much of each file ─▶ Filler: threads ─▶ HeldFile: pages read, then registered
 
 A row is in memory that the device reads if ``offset + row_bytes <= file.held``.
 """
@@ -31,18 +31,20 @@ from memload.wording import size_text
 
 #: Bytes registered at a time, which takes 3 to 17 ms.
 WINDOW_BYTES = 256 << 20
-#: Bytes of a file that are read at a time while rows are waited for, and how many times as long the
-#: disk is then left to them. Without a pause, the first rows of a cold file came 7 times as slowly;
-#: with one of 9 times, the file was not held after two epochs.
+#: Size of one read while pages come from the disk.
 _STEP_BYTES = 4 << 20
+#: If batches wait for rows, the disk is left to them for so many times as long as a read took. With
+#: 0, the first rows of a cold file came 7 times as slowly; with 9, the file was not held after two
+#: epochs.
 _PAUSE = 2
-#: Threads that map pages which are in RAM already, and register them. Beside batches that are being
-#: read, 4 of them made the second epoch of a cold file 1.8 times as fast as one did. It became 1.8
-#: times as fast again by registering a window while the next one is mapped.
+#: Threads that map pages which are in RAM already, and register them. With 4 in place of one, the
+#: second epoch of a cold file was 1.8 times as fast, and 1.8 times again when a window was
+#: registered while the next one was mapped.
 _THREADS = 4
-#: How long the first batch is left alone, as mapping pages delays the page-locking of its memory. A
-#: new Loader's first batch took 52 ms with this pause, and 100 ms without, on an H100.
+#: A new Loader's first batch allocates page-locked memory, which is slow while pages are mapped.
+#: On an H100 it took 52 ms with this pause before they are, and 100 ms without.
 _START_SECONDS = 0.05
+_THREAD_NAME = "memload-fill"
 #: How long `Filler.close` waits for the thread.
 _CLOSE_SECONDS = 5.0
 #: RAM that is left to everything else. With less, a host's OOM killer struck.
@@ -62,7 +64,7 @@ class HeldFile:
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self.path, self.size = path, size
         self.held = self.planned = 0
-        #: Those bytes and the window that is being registered.
+        #: ``held`` and the window that is being registered: what counts as used RAM.
         self.mapped = 0
         try:
             memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -74,7 +76,7 @@ class HeldFile:
         weakref.finalize(self, _unregister, memory, self._windows, os.getpid())
 
     def probe(self, device: torch.device) -> None:
-        """Raise FeedError unless a page can be registered, as on some file systems."""
+        """Register a page as a trial. Raises FeedError, since some file systems refuse."""
         with self._lock, torch.cuda.device(device):
             if self.planned and not self.held:
                 register(self.address, min(mmap.PAGESIZE, self.size))
@@ -84,7 +86,10 @@ class HeldFile:
         """Register pages from byte ``start`` on, which are in RAM. Raises FeedError."""
         with self._lock, torch.cuda.device(device):
             if self.held == start:  # the thread of another Loader may have been faster
-                register(self.address + start, size)
+                try:
+                    register(self.address + start, size)
+                except FeedError as error:
+                    raise FeedError(f"{self.path}: {error}") from None
                 self._windows.append(self.address + start)
                 self.held += size
 
@@ -175,8 +180,8 @@ class Filler:
         self._unchecked_bytes, self._next_check = 0, 0.0
         self._step = _STEP_BYTES
         self._stop = threading.Event()
-        # Not an executor: to submit to one takes a lock of the whole process, in which a collection
-        # of garbage may close another Filler.
+        # Not an executor: its `submit` holds a lock of the whole process. A collection of garbage
+        # may run inside of it and close another Filler, which would wait for the lock.
         self._tasks: SimpleQueue[Any] = SimpleQueue()
         self._read_results: SimpleQueue[Any] = SimpleQueue()
         self._register_results: SimpleQueue[Any] = SimpleQueue()
@@ -190,7 +195,7 @@ class Filler:
     def close(self) -> None:
         """End the thread after the step that it is at, which lets go of the files."""
         self._stop.set()
-        if self._thread is not threading.current_thread():
+        if threading.current_thread().name != _THREAD_NAME:
             # A collection of garbage may call this while its thread has a lock that the other one
             # needs. So do not wait without end.
             self._thread.join(_CLOSE_SECONDS)
@@ -203,13 +208,10 @@ class Filler:
                 while start < file.planned and not self._stop.is_set():
                     start = self._hold_window(file, start)
             self._wait_for_registering()
-        except (FeedError, OSError) as error:  # OSError: the disk fails, too many files are open
-            with contextlib.suppress(FeedError):
+        except (FeedError, OSError, RuntimeError) as error:  # torch raises RuntimeError
+            with contextlib.suppress(FeedError, RuntimeError):
                 self._wait_for_registering()
-            self.problem = (
-                f"No more rows are held in RAM from byte {file.held:,} of {file.path} on, and the "
-                f"others are read: {error}"
-            )
+            self.problem = f"No more rows are held in RAM, and the others are read: {error}"
             logger.warning("%s", self.problem)
             for file in self._files:
                 file.planned = file.mapped = file.held
@@ -222,7 +224,10 @@ class Filler:
         """Read a window of a file and begin to register it. Returns where the next one starts."""
         size = min(WINDOW_BYTES, file.planned - start)
         self._check_memory(size)
-        self._read(file.address + start, size)
+        try:
+            self._read(file.address + start, size)
+        except OSError as error:
+            raise FeedError(f"{file.path} cannot be read: {error.strerror}") from error
         self._wait_for_registering()
         if not self._stop.is_set():
             self._is_registering, file.mapped = True, max(file.mapped, start + size)
@@ -233,9 +238,7 @@ class Filler:
         """Wait for the window that is being registered, if there is one. Raises FeedError."""
         if self._is_registering:
             self._is_registering = False
-            error = self._register_results.get()
-            if error is not None:
-                raise error
+            _result(self._register_results)
 
     def _check_memory(self, needed: int) -> None:
         """Raise FeedError if the system would be left with too little RAM.
@@ -280,15 +283,12 @@ class Filler:
         for start in pieces:
             size = min(pieces.step, end - start)
             self._tasks.put((self._read_results, _read_pages, start, size))
-        results = [self._read_results.get() for _ in pieces]
-        for error in results:
-            if isinstance(error, OSError):
-                raise error
+        results = [_result(self._read_results) for _ in pieces]
         return any(results)
 
 
 def _new_thread(function: Callable[..., None], *arguments: object) -> threading.Thread:
-    return threading.Thread(target=function, args=arguments, name="memload-fill", daemon=True)
+    return threading.Thread(target=function, args=arguments, name=_THREAD_NAME, daemon=True)
 
 
 def _work(tasks: SimpleQueue[Any]) -> None:
@@ -297,9 +297,20 @@ def _work(tasks: SimpleQueue[Any]) -> None:
         results, function, *arguments = task
         try:
             results.put(function(*arguments))
-        except (FeedError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  # raised by whoever takes the result
             results.put(error)
         del task, function, arguments  # they may hold a file
+
+
+def _result(results: SimpleQueue[Any]) -> Any:
+    """Return the next result of a task, or raise its error."""
+    result = results.get()
+    if not isinstance(result, Exception):
+        return result
+    try:
+        raise result
+    finally:
+        del result  # its traceback has this frame, and would hold files
 
 
 def _read_pages(address: int, size: int) -> bool:

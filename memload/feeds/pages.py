@@ -68,22 +68,22 @@ class PagesFeed:
         shard, offset = shard[start:stop], offset[start:stop]
         columns = [column[start:stop] for column in columns]
         addresses = self._file_addresses[shard] + offset
-        in_window = WINDOW_BYTES - offset % WINDOW_BYTES
+        bytes_in_window = WINDOW_BYTES - offset % WINDOW_BYTES
         end = offset + self.array.row_bytes
         missing = end > np.array([file.held for file in self._files])[shard]
-        fetch = partial(self._fetch, shard, addresses, in_window, columns)
+        fetch = partial(self._fetch, shard, addresses, bytes_in_window, columns)
         if not missing.any():
             return PendingRows(fetch)
         stays = end <= np.array([file.planned for file in self._files])[shard]
         reading = self._reader.begin(shard[missing], offset[missing], stays[missing])
-        addresses[missing], in_window[missing] = reading.addresses, self.array.row_bytes
+        addresses[missing], bytes_in_window[missing] = reading.addresses, self.array.row_bytes
         return PendingRows(partial(fetch, reading), reading.is_done)
 
     def _fetch(
         self,
         shard: np.ndarray,
         addresses: np.ndarray,
-        in_window: np.ndarray,
+        bytes_in_window: np.ndarray,
         columns: Sequence[Tensor],
         reading: Reading | None = None,
     ) -> list[Tensor]:
@@ -92,7 +92,7 @@ class PagesFeed:
         if reading is not None:
             reading.wait()
         pixels = self.array.empty(len(shard), self.device)
-        self._copy_rows(addresses, in_window, pixels)
+        self._copy_rows(addresses, bytes_in_window, pixels)
         if reading is not None:
             self._reader.give_back(reading.buffer)
         with self._lock:

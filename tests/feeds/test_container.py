@@ -71,7 +71,7 @@ def test_held_rows_leave_room_in_a_container(group, sparse_dataset):
     assert found["budget"] <= LIMIT_BYTES / 2
     for size, problem in zip(found["held"], found["problems"], strict=True):
         assert LIMIT_BYTES / 8 < size <= LIMIT_BYTES * 3 / 4  # a quarter is left
-        assert problem.startswith("No more rows are held in RAM from byte ")
+        assert problem.startswith("No more rows are held in RAM, ")
 
 
 def main(group, path):
