@@ -103,7 +103,7 @@ def compare_training(images: Path, files: list[Path], epochs: int, folder: Path)
     losses = {}
     for name, fast in (("memory map, Loader", False), ("memory map of --fast, Loader", True)):
         path = folder / f"fast-{fast}.bin"
-        memload.build(images, path, size=STORED, fast=fast, progress=False, on_error="raise")
+        memload.build(images, path, size=STORED, fast=fast, progress=False, max_rejects=0)
         loader = memload.Loader(path, BATCH, **settings)
         losses[name] = train(batch for _ in range(epochs) for batch in loader)
     labels = np.asarray(memload.MemmapDataset(path).labels)
@@ -126,7 +126,7 @@ def main() -> None:
         folder = Path(temporary)
         images = options.images or folder / "made"
         find_jpegs(options.images, images, 240)
-        files = [images / key for key in memload.ImageFolder(images).keys]
+        files = [images / key for key in memload.open_source(images).keys]
         results = {
             "pixels": compare_pixels(images, files, options.side, folder),
             "training": compare_training(images, files, options.epochs, folder),

@@ -20,7 +20,7 @@ batches each to make, as within an epoch. The clock starts and stops when the de
 work. Cores: CPU time of feeding over the time of the timed steps. Feeding is what the training
 thread does to ask for a batch, all other threads but autograd's, and workers.
 
-`--quick` measures the Loaders alone. So does `--masks`, where a mask of the same size comes with each
+`--quick` measures the Loaders alone. So does `--mask`, where a mask of the same size comes with each
 image and moves with it; the step does not use it. `--recipe imagenet_v2` measures the Loaders with
 that recipe, which makes 176×176 of 256×256 and mixes samples; then labels are shares of the classes,
 in the synthetic batch, too. Beside them is a DataLoader over the same file, whose workers crop, flip

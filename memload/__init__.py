@@ -13,13 +13,8 @@ __version__ = "0.1.0"
 
 #: The modules of the package that have public names, each with these names.
 _PUBLIC = {
-    "building.builder": "build",
+    "building.build": "build",
     "building.report": "BuildReport",
-    "building.sources.dataset": "DatasetSource",
-    "building.sources.folder": "ImageFolder",
-    "building.sources.opening": "open_source",
-    "building.sources.record": "Record Source",
-    "building.sources.table": "Manifest",
     "building.status": "BuildStatus build_status",
     "contact_sheet": "preview",
     "doctor.diagnosis": "diagnose",
@@ -40,6 +35,8 @@ _PUBLIC = {
     "reading.loader": "Loader",
     "reading.prefetch": "CudaPrefetcher",
     "reading.samplers": "RepeatedSampler SequentialSampler ShuffledSampler WeightedSampler",
+    "sources.mapped": "DatasetSource",
+    "sources.opening": "open_source",
     "storage.index": "Index",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
@@ -48,13 +45,8 @@ __all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605  # derived from 
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload import transforms as transforms
-    from memload.building.builder import build as build
+    from memload.building.build import build as build
     from memload.building.report import BuildReport as BuildReport
-    from memload.building.sources.dataset import DatasetSource as DatasetSource
-    from memload.building.sources.folder import ImageFolder as ImageFolder
-    from memload.building.sources.opening import open_source as open_source
-    from memload.building.sources.record import Record as Record, Source as Source
-    from memload.building.sources.table import Manifest as Manifest
     from memload.building.status import BuildStatus as BuildStatus, build_status as build_status
     from memload.contact_sheet import preview as preview
     from memload.doctor.diagnosis import diagnose as diagnose
@@ -93,12 +85,16 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         ShuffledSampler as ShuffledSampler,
         WeightedSampler as WeightedSampler,
     )
+    from memload.sources.mapped import DatasetSource as DatasetSource
+    from memload.sources.opening import open_source as open_source
     from memload.storage.index import Index as Index
 
 
 def __getattr__(name: str) -> object:
     if name == "transforms":  # a module: memload.transforms.Normalize works without another import
         return import_module("memload.transforms")
+    if name == "Manifest":  # what was one before
+        name = "open_source"
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'memload' has no attribute {name!r}")
     value = getattr(import_module(f"memload.{_MODULE_OF[name]}"), name)

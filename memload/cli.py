@@ -15,7 +15,6 @@ from memload.commands.doctor import doctor
 from memload.commands.edit import concat, copy, export, join, relabel, rename
 from memload.commands.measure import bench
 from memload.commands.output import echo
-from memload.commands.plan import plan
 from memload.errors import MemloadError, shorten
 from memload.wording import printable
 
@@ -69,6 +68,6 @@ def main() -> None:
     """Decode every image once, then feed the model at the speed of the bus."""
 
 
-_DATA = (plan, build, info, verify, preview, concat, join, relabel, rename, copy, export)
+_DATA = (build, info, verify, preview, concat, join, relabel, rename, copy, export)
 for command in (*_DATA, bench, doctor):
     main.add_command(command)

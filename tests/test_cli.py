@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import tarfile
 import termios
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,7 @@ import pytest
 from PIL import Image
 
 import memload
-from memload.building.builder import build as build_function
-from memload.building.sources.opening import FilesToOpen, open_source
+from memload.building.build import build as build_function
 from memload.cli import main
 
 COMMAND = [sys.executable, "-m", "memload"]
@@ -56,8 +54,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
 
     def build(source: Any, output: Any, **options: Any) -> Any:
-        opened = open_source(source) if isinstance(source, FilesToOpen) else source
-        arguments.update(options, source=opened, output=output)
+        arguments.update(options, source=source, output=output)
         return SimpleNamespace(notes=())
 
     monkeypatch.setattr(memload, "build", build)
@@ -151,17 +148,14 @@ def test_the_defaults_of_the_command_are_those_of_the_function(
     assert (call.pop("source"), call.pop("output")) == ("images", "out.bin")
     parameters = inspect.signature(build_function).parameters
     assert {name: parameters[name].default for name in call} == call
-    # With these options, the command opens the source, and hands it over.
-    opened = {"masks", "arrays", "points", "boxes", "executor"}
-    assert parameters.keys() - call.keys() == {"source", "output", *opened}
+    assert parameters.keys() - call.keys() == {"source", "output", "executor"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ("images out.bin --new-to more.bin", {"new_to": "more.bin"}),
-        ("images out.bin --missing-masks fill", {"missing_masks": "fill"}),
-        ("images out.bin --mask-fill 9", {"mask_fill": 9}),
+        ("images out.bin --missing-masks 9", {"missing_masks": 9}),
     ],
 )
 def test_options_of_masks_and_new_samples_are_handed_on(
@@ -173,65 +167,6 @@ def test_options_of_masks_and_new_samples_are_handed_on(
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("--masks m", {"mask": "mask"}),
-        ("--masks a=m --masks b=m/", {"a": "mask", "b": "mask"}),
-        ("--array depth=m --masks m", {"mask": "mask", "depth": "array"}),
-    ],
-)
-def test_folders_of_masks_and_arrays_belong_to_the_source(
-    run: Run,
-    call: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-    expected: dict[str, str],
-) -> None:
-    for name in ("images/1.jpg", "m/1.png"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).touch()
-    monkeypatch.chdir(tmp_path)
-    assert run("build", "images", "out.bin", *options.split()).status == 0
-    assert call["source"].arrays == expected
-    assert set(call["source"][0].arrays.values()) == {Path("m/1.png")}
-    twice = ("--masks", "m", "--masks", "mask=m")
-    assert_usage(run("build", "images", "out.bin", *twice), "--masks has 'mask' twice")
-
-
-def test_tars_have_points_boxes_and_masks_by_name(
-    run: Run, call: dict[str, Any], tmp_path: Path
-) -> None:
-    content = json.dumps({"marks": [[1, 2]], "boxes": [[0, 1, 2, 3]]}).encode()
-    members = {"1.jpg": b"", "1.seg.png": b"", "1.d.npy": b"", "1.json": content}
-    with tarfile.open(tmp_path / "x.tar", "w") as file:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            file.addfile(member, io.BytesIO(data))
-    options = ["--points", "marks", "--boxes", "boxes=9", "--masks", "seg.png", "--array", "z=d"]
-    assert run("build", tmp_path / "x.tar", "out.bin", *options).status == 0
-    source = call["source"]
-    assert source.arrays == {"seg": "mask", "z": "array"}
-    assert source.schema["marks"].points
-    assert source.schema["boxes"].shape == (9, 4)
-
-
-def test_a_table_has_patterns_and_files_by_the_same_option(
-    run: Run, call: dict[str, Any], tmp_path: Path
-) -> None:
-    table = tmp_path / "x.csv"
-    table.write_text("path,label,segm,depth,r1,r2\na.jpg,x,a.png,a.npy,1,2\n")
-    (tmp_path / "more").mkdir()
-    for name in ("a.jpg", "a.png", "a.npy", "more/a.npy"):
-        (tmp_path / name).touch()
-    options = ["--masks", "segm", "--array", "z=depth", "--array", "pose=r*", "--array"]
-    assert run("build", table, "out.bin", *options, f"more={tmp_path}/more").status == 0
-    assert call["source"].arrays == {"segm": "mask", "z": "array", "more": "array"}
-    assert list(call["source"].schema) == ["label", "pose"]
-
-
-@pytest.mark.parametrize(
     ("arguments", "option", "value"),
     [
         (["--fit", "pad"], "fit", "pad"),
@@ -239,22 +174,19 @@ def test_a_table_has_patterns_and_files_by_the_same_option(
         (["--mode", "L"], "mode", "L"),
         (["--fast"], "fast", True),
         (["--decoder", "jpeg4py"], "decoder", "jpeg4py"),
-        (["--strict"], "strict", True),
         (["--no-exif"], "exif", False),
         (["--background", "red"], "background", "red"),
         (["--fill", "blue"], "fill", "blue"),
         (["--max-pixels", "99"], "max_pixels", 99),
         (["--classes", "a, b"], "classes", ["a", "b"]),
-        (["--classes-from", "a.bin"], "classes", "a.bin"),
+        (["--classes", "a.bin"], "classes", "a.bin"),
         (["-s", "32"], "size", (32, 32)),
         (["-j", "3"], "num_workers", 3),
-        (["--on-error", "raise"], "on_error", "raise"),
         (["--num-workers", "3"], "num_workers", 3),
         (["--max-rejects", "50%"], "max_rejects", "50%"),
         (["--timeout", "2.5"], "timeout", 2.5),
         (["--part", "3/8"], "part", (3, 8)),
         (["--part", "03/08"], "part", (3, 8)),
-        (["--lock-timeout", "20"], "lock_timeout", 20),
         (["--overwrite"], "overwrite", True),
         (["--quiet"], "progress", False),
     ],
@@ -269,30 +201,38 @@ def test_options_reach_the_build(
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ("convert", "No such command 'convert'"),
-        ("build", "Give SOURCE and OUT.BIN."),
-        ("build --manifest m.csv", "Give OUT.BIN with --manifest m.csv."),
-        ("build out.bin", "Give SOURCE and OUT.BIN. Only one is given: out.bin"),
         ("build a b out.bin", "2 sources are given: a, b."),
         ("build a.tar b.zip out.bin", "2 sources are given: a.tar, b.zip."),
+        (
+            "build . out.bin --root there",
+            "--root: . is a folder of images, to which this does not apply. Leave it out.",
+        ),
+        ("build a.zip out.bin --where split=train", "--where: a.zip is a zip"),
+        (
+            "build a.bin out.bin --label x --extensions .jpg",
+            "--label, --extensions: a.bin is a memload data set",
+        ),
+        ("build m.csv out.bin --extensions .gif", "--extensions: m.csv is a table"),
+    ],
+)
+def test_options_that_a_source_does_not_have_are_wrong_usage(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, part: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_usage(run(*arguments.split()), part)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ("convert", "No such command 'convert'"),
+        ("build", "Give SOURCE and OUT.BIN."),
+        ("build out.bin", "Give SOURCE and OUT.BIN. Given: out.bin"),
         ("build a.tar b.tar c.tar", "OUT.BIN comes last, and ends in .bin. c.tar is given."),
-        ("build a out.bin --manifest m.csv", "Give only OUT.BIN with --manifest m.csv. These are given: a out.bin"),
-        ("build a out.bin --root there", "--root: a is read as a folder of images, to which this does not apply. Leave it out."),
-        ("build a out.bin --extension .gif", "or use --extensions"),
-        ("build a.zip out.bin --where split=train", "--where: a.zip is read as a zip archive"),
-        ("build a.tar out.bin --points p=x*,y*", "--points: a.tar is read as tar shards"),
-        ("build a.npy out.bin --array p=x*", "--array: a.npy is read as an array"),
-        ("build a.npy out.bin --array p=x*", "or use --labels"),
-        ("build a.bin out.bin --label-column x --extension .jpg", "--extension, --label-column: a.bin is read as a memload data set"),
-        ("build a.csv out.bin --labels y.npy", "--labels: a.csv is read as a table"),
-        ("build a.parquet out.bin --path-column x", "--path-column: a.parquet is read as Parquet"),
-        ("build out.bin --manifest m.csv --extensions .gif", "--extensions: m.csv is read as a table"),
-        ("build out.bin --manifest m.csv --points a=2 --points a=x*,y*", "--points has 'a' twice"),
+        ("build m.csv out.bin --points a=z* --points a=x*,y*", "--points has 'a' twice"),
+        ("build m.csv out.bin --mask a --mask mask=b", "--mask has 'mask' twice"),
         ("build m.csv out.bin --where a=1 --where a=2", "--where has 'a' twice"),
         ("build m.csv out.bin --where split", "'split' is not NAME=TEXT"),
-        ("build a out.bin --classes a,b --classes-from b.bin", "either --classes or --classes-from"),
-        ("build a out.bin --boxes landmarks", "'landmarks' is not NAME=PATTERN or NAME=K"),
-        ("build a out.bin --boxes foo", "such as 'boxes=x1*,y1*,x2*,y2*', or, for tars, boxes=100"),
         ("build a out.bin --array =x*", "'=x*' is not NAME=PATTERN"),
         ("build a out.bin --fit stretch", "'--fit'"),
         ("build a out.bin --max-pixels 0", "'--max-pixels'"),
@@ -300,22 +240,19 @@ def test_options_reach_the_build(
         ("build a out.bin --timeout 0", "'--timeout'"),
         ("build a out.bin --max-rejects half", "'half' is neither a share such as 50% nor a count"),
         ("build a out.bin --max-rejects 101%", "'--max-rejects'"),
-        ("build a out.bin --part 8/8", "part 8 of 8 does not exist. Parts are counted from 0: the last one is 7 of 8."),
-        ("build a out.bin --part 0/0", "part 0 of 0 does not exist. Parts are counted from 0, such as 0 of 8."),
+        ("build a out.bin --part 8/8", "part 8 of 8 does not exist. Parts are counted from 0."),
+        ("build a out.bin --part 0/0", "part 0 of 0 does not exist. Parts are counted from 0."),
         ("build a out.bin --part x", "'x' is no part. Give I/N, such as 0/8"),
         ("build a out.bin --part 3", "'3' is no part."),
         ("build a out.bin --part -1/3", "'-1/3' is no part."),
         ("build a out.bin --part 1/3/5", "'1/3/5' is no part."),
         ("build a out.bin --part 0/1234567890", "'0/1234567890' is no part."),
         ("build a out.bin --part ٠/٢", "'٠/٢' is no part."),
-        ("build a out.bin --part 0/2 --parts 2", "--parts is only for --part auto."),
-        ("build a out.bin --parts 2", "--parts is only for --part auto."),
-        ("build a out.bin --part auto --parts 0", "'--parts'"),
-        ("build a out.bin --lock-timeout -1", "'--lock-timeout'"),
+        ("build a out.bin --part auto", "'auto' is no part."),
         ("info", "Give either OUT.BIN or --environment"),
         ("info out.bin --environment", "Give either OUT.BIN or --environment"),
-        ("build a out.bin --masks =m", "'=m' is not [NAME=]FOLDER"),
-        ("build a out.bin --masks a --masks b", "--masks has 'mask' twice"),
+        ("build a out.bin --mask =m", "'=m' is not [NAME=]FOLDER"),
+        ("build a out.bin --mask a --mask b", "--mask has 'mask' twice"),
         ("preview out.bin", "--output"),
         ("preview out.bin -o s.png --indices 1,x", "'1,x' is not a list of numbers"),
         ("preview out.bin -o s.png --count 0", "'--count'"),
@@ -326,51 +263,6 @@ def test_arguments_that_make_no_sense_are_wrong_usage(
     run: Run, call: dict[str, Any], arguments: str, part: str
 ) -> None:
     assert_usage(run(*arguments.split()), part)
-    assert not call
-
-
-#: What names the part of a process. Tests may themselves run in a job that has them.
-CLUSTER = (
-    *("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_PROCID", "SLURM_NTASKS"),
-    *("RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX"),
-)
-
-
-@pytest.fixture
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No variables of a cluster are set."""
-    for name in CLUSTER:
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
-def test_the_part_may_come_from_the_environment_and_is_printed(
-    run: Run, call: dict[str, Any], no_cluster: pytest.MonkeyPatch
-) -> None:
-    no_cluster.setenv("RANK", "3")
-    no_cluster.setenv("WORLD_SIZE", "8")
-    done = run("build", "images", "out.bin", "--part", "auto")
-    assert (done.status, done.err) == (0, "part 3 of 8, from RANK and WORLD_SIZE\n")
-    assert call["part"] == (3, 8)
-    assert run("build", "images", "out.bin", "--part", "auto", "--quiet") == Done(0, "", "")
-
-
-def test_kubernetes_needs_the_number_of_parts(
-    run: Run, call: dict[str, Any], no_cluster: pytest.MonkeyPatch
-) -> None:
-    no_cluster.setenv("JOB_COMPLETION_INDEX", "1")
-    arguments = ["build", "images", "out.bin", "--part", "auto"]
-    assert_usage(run(*arguments), "--part auto: JOB_COMPLETION_INDEX is set", "Give --parts N")
-    assert not call
-    assert run(*arguments, "--parts", "4").err.startswith("part 1 of 4, from JOB_COMPLETION_INDEX")
-    assert call["part"] == (1, 4)
-
-
-def test_without_a_cluster_there_is_no_part_to_choose(
-    run: Run, call: dict[str, Any], no_cluster: pytest.MonkeyPatch
-) -> None:
-    done = run("build", "images", "out.bin", "--part", "auto")
-    assert_usage(done, "--part auto: none of SLURM_ARRAY_TASK_ID,", "Give --part I/N")
     assert not call
 
 
@@ -389,12 +281,12 @@ def test_a_manifest_names_images_points_and_arrays(run: Run, folder: Path, tmp_p
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))[:5]
     with manifest.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["path", "label", "x0", "x1", "y0", "y1", "r0", "r1", "r2", "r3", "age"])
+        writer.writerow(["path", "label", "x0", "x1", "y0", "y1", "age"])
         for number, name in enumerate(names):
-            writer.writerow([name, ["even", "odd"][number % 2], 1, 2, 3, 4, *range(4), number])
+            writer.writerow([name, ["even", "odd"][number % 2], 1, 2, 3, 4, number])
     done = run(
-        "build", output, "--manifest", manifest, "--root", folder,
-        "--points", "landmarks=x*,y*", "--array", "pose=r*:2x2", "--size", "16", "--num-workers", "0",
+        "build", manifest, output, "--root", folder,
+        "--points", "landmarks=x*,y*", "--size", "16", "--num-workers", "0",
     )  # fmt: skip
     assert done.status == 0, done.err
     facts = memload.info(output)
@@ -403,16 +295,7 @@ def test_a_manifest_names_images_points_and_arrays(run: Run, folder: Path, tmp_p
     columns = facts["columns"]
     landmarks = {"dtype": "float32", "shape": [5, 2, 2], "points": True, "boxes": False}
     assert columns["landmarks"] == landmarks
-    assert columns["pose"]["shape"] == [5, 2, 2]
     assert columns["age"]["shape"] == [5]
-
-
-def test_a_manifest_may_be_a_pipe(folder: Path, tmp_path: Path) -> None:
-    options = ["--manifest", "/dev/stdin", "--root", folder, "--size", "8", "--num-workers", "0"]
-    rows = "path,label\nant/00.jpg,ant\n"
-    done = command("build", *options, tmp_path / "out.bin", input=rows)
-    assert done.returncode == 0, done.stderr
-    assert memload.info(tmp_path / "out.bin")["samples"] == 1
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -468,9 +351,8 @@ def test_wrong_sources_and_outputs_are_reported_in_one_line(
     manifest.write_text("path,label\n")
     for source in (tmp_path / "missing", empty, image):
         assert_one_line(build(run, source, output), source)
-    assert_one_line(build(run, manifest, output), manifest, "it lists no images")
-    assert_one_line(run("build", output, "--manifest", tmp_path / "none.csv"), "none.csv")
-    assert_one_line(run("build", output, "--manifest", "/dev/zero"), "/dev/zero")
+    assert_one_line(build(run, manifest, output), manifest, "lists no images")
+    assert_one_line(build(run, tmp_path / "none.csv", output), "none.csv")
     assert_one_line(build(run, folder, existing), existing, "--overwrite")
     assert existing.read_bytes() == b"of value"
     assert_one_line(build(run, folder, tmp_path / "nowhere" / "out.bin"), tmp_path / "nowhere")
@@ -491,7 +373,8 @@ def test_the_report_of_a_build_is_json_if_asked_for(run: Run, folder: Path, tmp_
     facts = json.loads(done.out)
     assert facts.keys() == {
         "path", "samples", "classes", "columns", "rejected", "bytes", "shape", "dtype", "converted", "seconds",
-        "images_per_second", "num_workers", "libraries", "notes", "ledger", "label_range", "arrays",
+        "images_per_second", "num_workers", "libraries", "notes", "ledger", "label_range", "arrays", "part",
+        "is_published", "unfinished_shards",
     }  # fmt: skip
     assert (facts["path"], facts["samples"], facts["shape"]) == (str(output), 12, [8, 8, 3])
     assert (facts["classes"], facts["columns"]) == (["ant", "bee", "cat"], ["label"])
@@ -506,13 +389,15 @@ def test_an_option_without_effect_is_named_as_it_was_typed(run: Run, tmp_path: P
     assert_one_line(done, "--max-pixels: 99 has no effect", "arrays")
 
 
-def test_on_error_raise_stops_at_a_bad_image(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_without_rejects_a_build_stops_at_a_bad_image(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
     (folder / "bee" / "broken.jpg").write_bytes(b"not an image")
-    done = build(run, folder, tmp_path / "out.bin", "--size", "8", "--on-error", "raise")
+    done = build(run, folder, tmp_path / "out.bin", "--size", "8", "--max-rejects", "0")
     assert (done.status, done.out) == (1, "")
     last = done.err.splitlines()[-1]
     assert last.startswith("memload: bee/broken.jpg: ")
-    assert "--on-error skip" in last
+    assert "--max-rejects" in last
     assert not (tmp_path / "out.bin").exists()
 
 
@@ -725,7 +610,7 @@ def test_the_options_that_describe_a_source_come_first(run: Run) -> None:
     assert titles[0] == "How the source is read"
     assert titles[-2:] == ["Several machines", "Options"]
     first = text.partition("How images are stored:")[0]
-    for option in ("--root", "--path-column", "--where", "--labels", "--classes-from"):
+    for option in ("--root", "--image", "--where", "--label", "--classes"):
         assert f"\n  {option} " in first
 
 
@@ -736,7 +621,7 @@ def test_the_version_is_that_of_the_package(run: Run) -> None:
 def test_ctrl_c_exits_with_130_and_says_how_to_continue(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.csv"
     os.mkfifo(manifest)
-    arguments = ["build", tmp_path / "out.bin", "--manifest", manifest]
+    arguments = ["build", manifest, tmp_path / "out.bin"]
     with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True) as process:
         writer = os.open(manifest, os.O_WRONLY)  # waits until the command has opened the pipe
         process.send_signal(signal.SIGINT)
@@ -823,7 +708,17 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     (folder / "a").mkdir(parents=True)
     Image.new("RGB", (9, 9)).save(folder / "a" / "1.png")
     built = command(
-        "build", folder, folder / "out\x1b]0;evil\x07.bin", "-s", "8", "-j", "0", "--part", "0/1"
+        "build",
+        folder,
+        folder / "out\x1b]0;evil\x07.bin",
+        "-s",
+        "8",
+        "-j",
+        "0",
+        "--part",
+        "0/1",
+        "--shard-size",
+        "4GB",
     )
     assert built.returncode == 0, built.stderr
     wrong = command("build", "x\x1b[31m")

@@ -311,7 +311,12 @@ def test_a_data_set_of_masks_alone_is_shown_in_their_colors(
         ids = np.zeros((40, 60), np.uint8)
         ids[10:30, 20:40] = number
         Image.fromarray(ids).save(tmp_path / f"{number}.png")
-    memload.build(tmp_path, tmp_path / "masks.bin", mode="mask", size=20, num_workers=0)
+    memload.build(
+        tmp_path, tmp_path / "masks.bin", mode="L", interpolation="nearest", size=20, num_workers=0
+    )
+    index = memload.Index.open(tmp_path / "masks.bin")  # as an earlier version built them
+    settings = {**index.build["settings"], "mode": "mask"}
+    replace(index, build={**index.build, "settings": settings}).write(index.path)
     sheet = np.asarray(memload.preview(tmp_path / "masks.bin", indices=[1, 2], tile=20).image)
     one, two = sheet[GAP + 10, [GAP + 10, 20 + 2 * GAP + 10]]
     assert one.max() > 100
@@ -321,7 +326,7 @@ def test_a_data_set_of_masks_alone_is_shown_in_their_colors(
     assert memload.preview(wrong.path, tile=12) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("build", [{"settings": {"mask_fill": "x"}}, {}])
+@pytest.mark.parametrize("build", [{"settings": 3}, {"settings": {"mask_fill": "x"}}, {}])
 def test_a_preview_does_not_rely_on_what_the_build_noted(
     build: dict[str, Any], masked: Make
 ) -> None:

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 import memload
 from memload import Loader, MemmapDataset, transforms
-from memload.building.journal import record_type
-from memload.building.statistics import statistics
+from memload.building.record import record_type
+from memload.building.summary import statistics
 from memload.cli import main
 from memload.storage.format import HEADER_BYTES
 from memload.storage.index import Array, Index
@@ -312,7 +312,7 @@ def test_an_array_unlike_the_first_one_is_rejected_alone(tmp_path: Path) -> None
         (first[:0], "uint16 and shape (0, 6) cannot be stored. Convert it"),
         (Image.new("L", (6, 4)), "decodes nothing, but this is Image"),
         (b"bytes", "decodes nothing, but this is bytes"),
-        ("picture.png", "decodes nothing, but this is PosixPath"),
+        ("picture.png", "decodes nothing, but this is picture.png"),
     ]
     report = build_arrays(
         [None, first, *(array for array, _ in others), last], tmp_path / "out.bin"
@@ -345,7 +345,7 @@ def test_only_unusable_arrays_are_an_error_before_the_build_begins(tmp_path: Pat
         ({"fast": True}, "fast: True has no effect"),
         ({"exif": False}, "exif: False has no effect"),
         ({"max_pixels": 1}, "max_pixels: 1 has no effect"),
-        ({"mode": "rgb"}, "mode: 'rgb' is not one of RGB, L, I;16, mask, array"),
+        ({"mode": "rgb"}, "mode: 'rgb' is not one of RGB, L, I;16, array"),
     ],
 )
 def test_options_for_pictures_are_an_error_for_arrays(
@@ -361,7 +361,7 @@ def test_options_for_pictures_are_an_error_for_arrays(
 def test_files_are_not_arrays(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label\na.png,b\n")
     for source in (folder, str(folder), memload.Manifest(tmp_path / "list.csv")):
-        with pytest.raises(ValueError, match="needs a data set whose samples are arrays"):
+        with pytest.raises(memload.SourceError, match=r"stores NumPy arrays, .* decodes nothing"):
             build_arrays(source, tmp_path / "out.bin")
     assert {path.name for path in tmp_path.iterdir()} == {"images", "list.csv"}
 

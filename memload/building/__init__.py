@@ -1,69 +1,62 @@
 """From images to files: decode, resize and write. Nothing here imports torch.
 
-The way of an image, from top to bottom; the middle runs in worker processes::
+A build is a row of shards. A shard is some rows: one file per array, one journal, one lock. The way
+of an image, from top to bottom; the middle runs in worker processes::
 
-    builder.build          check the arguments; preparation: open the source
-      │                    sole: begin, or go on with what is in out.building
-    rows.convert_rows      cut the rows that are not done into chunks
+    build            options: check the arguments, open the source; plan: written once, compared
+      │              for each shard of this call
+      │                shard: lock it, make its files
+    rows               cut its rows into chunks
       │
-    pool.run               hand out chunks of rows; replace a worker that dies or hangs
+    pool               hand out chunks of rows; replace a worker that dies or hangs
       │  rows 0 to 32
-    worker.RowWork ──────▶ skip a row that is done already and unchanged
-      │  sources             which file or sample a row is: its key and columns
-      │  conversion          read it ─▶ decoders ─▶ resizing ─▶ pixels and their sums
-      │  extra_arrays        its masks ─▶ stored_values ─▶ resizing; other arrays as they are
-      │  writer              pixels ─▶ out.building/out.bin, each row at its own offset
-      │  journal             record ─▶ out.building/rows, with checksums of itself and of the pixels
-      ▼  how many were converted, and which were rejected
-    completion.complete    records ─▶ statistics and index; workspace: flush
+    rows ────────▶   skip a row that is done already
+      │  conversion    read it (files) ─▶ decoders, depth ─▶ resizing ─▶ pixels and their sums
+      │  extra_arrays  its masks ─▶ stored_values ─▶ resizing; other arrays as they are
+      │  shard         pixels and record, each at its own offset, with checksums
+      ▼
+    shard            seal and flush; 00007.rows becomes 00007.done
       │
-    destination.publish    rename the files into place, the index last
+    publish          if all shards are done: records ─▶ index; rename all, the index last
 
-After an interruption the workspace is found again, and every row with a right record and right
-pixels is done. So nothing has to reach the disk in order, and any number of workers may write.
+::
 
-What is called an array: the images, the masks and all others. `Index.arrays` and
-`Workspace.arrays` are all of them. ``extra_arrays`` are those beside the images, and so are
-`Source.arrays`, `Record.arrays` and `BuildReport.arrays`. Only the argument ``arrays`` of `build`
-leaves masks out, since they have an argument of their own.
+    out.building/
+        plan.json                  what decides on the rows; written by whoever comes first
+        out-00007-of-00313.bin     pixels, and likewise the files of masks and other arrays
+        00007.rows, 00007.done     a record per row; whoever builds the shard has it locked
+        00007.reasons              why rows were rejected
+        out.idx, out.rejects.csv   written last; then only renaming is left to do
+        replaced.idx               the index of the data set that is being replaced
+
+A name is the state, so nothing in the folder has to reach the disk in order: after an interruption,
+a row with a right record and right pixels is done. Nobody waits for anybody. A shard that another
+process is at is passed over, and whoever finds all shards done publishes.
+
+The images, the masks and all others are *arrays*. Those beside the images are *extra arrays*.
 
 ======================  ============================================================================
-`builder`               `build`: the steps above
-`request`               the checked arguments of a build
-`preparation`           from the arguments to the source, and how its records are converted
+`build`                 `build`: the steps above
+`options`               its arguments, checked; how the source is opened and converted
+`plan`                  what decides on the rows: an unfinished build goes on only with the same
+`shard`                 some rows: files, journal, lock, done
+`record`                what is kept of a row; the values of its columns
+`rows`                  what a worker does with a chunk of rows; finished rows compared
+`pool`                  worker processes that survive a crash or a hang
+`publish`               records to index and ledger; the renames
+`summary`               statistics, notes, frequent reasons, the limit of rejects
+`remarks`               what a record says of its picture
 `report`                `BuildReport`, what `build` returns
-`checks`                wrong arguments and unusable sources
-`sources`               folders, tables, archives, data sets and more as sequences of records
+`status`                how far an unfinished build is, for `memload info`
+`progress`              a bar, or a line in the log
+`first_samples`         the first usable sample, in a worker: columns, shapes, types
+`open_files`            files that a data set has open, opened again in each worker
+`pillow_warnings`       ignored while a build runs
 `conversion`            a record to a row: its pixels, flags and sums
 `extra_arrays`          its masks, which go where the pixels go, and its other arrays
 `stored_values`         the values of masks and arrays as their files have them
-`files`                 reads the files of samples, and sees whether they have changed
-`decoders`, `resizing`  bytes to a picture; a picture to a fixed shape
-`depth`                 pictures with more than 8 bits
-`rows`                  converts the rows that are not done, with the worker pool
-`target`                which rows these are, and where they go
-`pool`                  worker processes that survive a crash or a hang
-`worker`                what a worker does with a chunk of rows
-`inherited`             files that a data set has open, opened again in each worker
-`first_samples`         looks at the first samples of a data set, in a worker
-`first_arrays`          shape and type of masks and arrays, from the first usable sample
-`writer`                the shards under construction
-`journal`               which rows are done, provably
-`notes`                 what the report says about enlarged, transparent, deep and missing pictures
-`rejects`               how many samples may be rejected, and the most frequent reasons
-`progress`              a bar, or a line in the log
-`workspace`             the folder ``out.building``, and how it becomes a data set
-`sole`                  a build by itself: beginning, going on, taking in changes of the source
-`parts`                 a build that several machines share
-`completion`            what follows once all rows are converted: index, notes and report
-`plans`                 what decides on the rows: an unfinished build goes on only with the same
-`lock`                  keeps two builds of one output apart
-`pillow_warnings`       ignored while a build runs
-`checked_json`          JSON of the temporary folder, which may be damaged
-`file_systems`          refuses object storage, and warns of locks that other machines do not see
-`system_errors`         what to do when a call of the system fails
-`status`                how far an unfinished build is, for `memload info`
-`destination`           publishing: the finished files are renamed into place, the index last
-`statistics`            mean, standard deviation and sizes
+`files`                 the bytes of a file, or why not
+`decoders`, `depth`     bytes to an upright picture; pictures with more than 8 bits
+`resizing`              a picture to a fixed shape, with masks, points and boxes
 ======================  ============================================================================
 """

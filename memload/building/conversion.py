@@ -1,11 +1,10 @@
 """Converts one record to the bytes of its row, and computes what the journal keeps of it.
 
-`Settings` decode and resize pictures. `MaskSettings` do so with masks that are built by themselves.
-`ArraySettings` store arrays as they are.
+`Settings` decode and resize pictures. `ArraySettings` store arrays as they are.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from PIL import Image
 
 from memload.building.decoders import (
     DECODERS,
-    MAX_PIXELS,
     MODES,
     Decoder,
     Mode,
@@ -23,24 +21,14 @@ from memload.building.decoders import (
     parse_color,
 )
 from memload.building.extra_arrays import (
+    MARGIN_ID,
     ExtraArray,
     ExtraRow,
     Frame,
-    MaskType,
     convert_arrays,
-    read_mask,
-    with_type,
 )
-from memload.building.files import NO_FILE, read_value
-from memload.building.notes import (
-    ENLARGED,
-    FLATTENED,
-    MORE_BANDS,
-    MORE_PAGES,
-    REDUCED,
-    REDUCED_COLORS,
-    TURNED_WITH_MASK,
-)
+from memload.building.files import read_value
+from memload.building.remarks import ENLARGED, FLATTENED, REDUCED
 from memload.building.resizing import (
     FITS,
     INTERPOLATIONS,
@@ -48,22 +36,19 @@ from memload.building.resizing import (
     Interpolation,
     Placement,
     move_boxes,
-    place_mask,
     resize,
     turn_points,
     turn_size,
 )
-from memload.building.sources.record import FileState, Record, Source
 from memload.building.stored_values import read_array
 from memload.errors import DecodeError
+from memload.sources.contents import MAX_PIXELS
+from memload.sources.samples import Record, Source
 from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
 
 class Row(NamedTuple):
-    """The pixels of a record, row-major ``H × W × C``, and what the journal keeps of it.
-
-    ``file_state`` shows a later build whether the file has changed.
-    """
+    """The pixels of a record, row-major ``H × W × C``, and what the journal keeps of it."""
 
     pixels: bytes
     flags: int
@@ -71,9 +56,7 @@ class Row(NamedTuple):
     total: np.ndarray  #: the sum of the pixels, one number a channel
     squares: np.ndarray  #: the sum of their squares, see `record_type`
     columns: Mapping[str, Any]
-    file_state: FileState = NO_FILE
-    remarks: int = 0  #: what a note is to count it for, see `memload.building.notes`
-    value_range: tuple[int, int] = (0, 0)  #: of a picture whose depth was reduced, before that
+    remarks: int = 0  #: what a note is to count it for, see `memload.building.remarks`
     extra_arrays: Sequence[ExtraRow] = ()  #: the rows of the masks and other arrays
 
 
@@ -108,7 +91,6 @@ class Settings:
     mode: Mode = "RGB"
     decoder: str = "pillow"
     fast: bool = False
-    strict: bool = False
     exif: bool = True
     background: str = "white"
     fill: str = "black"
@@ -124,7 +106,6 @@ class Settings:
             background=self.background,
             exif=self.exif,
             max_pixels=self.max_pixels,
-            strict=self.strict,
         )
 
     @property
@@ -142,19 +123,21 @@ class Settings:
         options = asdict(self)
         del options["extra_arrays"]
         options |= {"resizer": "pillow", "size": list(self.size)}
+        options["strict"] = False  # as all indexes have it: it was an option once
         return options | _mask_options(self.extra_arrays)
 
     def libraries(self) -> dict[str, str]:
         """Return name and version of the libraries that take part."""
-        return loaded_libraries(self.decoder, strict=self.strict)
+        return loaded_libraries(self.decoder)
 
     def convert(self, record: Record, points: Sequence[str], boxes: Sequence[str] = ()) -> Row:
         """Return the row of a record. ``points`` and ``boxes`` are names of its columns.
 
         Raises DecodeError, and whatever Pillow's resizing raises.
         """
-        data, file_state = self._read(record.image)
-        picture = self._decoder.open(data, self._draft if self.fast else None)
+        data = read_value(record.image, self.max_pixels)
+        image = _to_image(data) if isinstance(data, np.ndarray) else data
+        picture = self._decoder.open(image, self._draft if self.fast else None)
         upright_size = turn_size(picture.size, picture.orientation)
         placement = Placement.of(upright_size, self.size[::-1], self.fit)
         resized = resize(
@@ -162,7 +145,6 @@ class Settings:
             placement,
             interpolation=self.interpolation,
             fill=self._fill,
-            box=picture.box if self.fast else None,
         )
         frame = Frame(picture.size, picture.orientation, placement)
         columns, flags = _move_columns(record.columns, points, boxes, frame)
@@ -175,23 +157,9 @@ class Settings:
             total,
             squares,
             columns,
-            file_state,
-            _remarks(picture, placement) | TURNED_WITH_MASK * self._turns_mask(record, picture),
-            picture.losses.reduced_range or (0, 0),
+            _remarks(picture, placement),
             convert_arrays(self.extra_arrays, record, frame, self.max_pixels),
         )
-
-    def _turns_mask(self, record: Record, picture: Picture) -> bool:
-        """Say whether a mask is turned that may have been drawn upright: it has the same size."""
-        masks = [array.name for array in self.extra_arrays if array.kind == "mask"]
-        has_mask = any(record.arrays.get(name) is not None for name in masks)
-        upright_size = turn_size(picture.size, picture.orientation)
-        return has_mask and picture.orientation > 1 and upright_size == picture.size
-
-    def _read(self, image: Any) -> tuple[bytes | Image.Image, FileState]:
-        """Return an image for the decoder, and the state of its file."""
-        data, file_state = read_value(image, self.max_pixels)
-        return _to_image(data) if isinstance(data, np.ndarray) else data, file_state
 
     def _draft(self, size: tuple[int, int]) -> tuple[int, int]:
         width, height = Placement.of(size, self.size[::-1], self.fit).resized
@@ -233,14 +201,10 @@ def stored_sums(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _remarks(picture: Picture, placement: Placement) -> int:
     losses = picture.losses
-    is_gray = losses.reduced_range is not None and not losses.is_color
     return (
         ENLARGED * placement.enlarges
         | FLATTENED * losses.is_flattened
-        | REDUCED * is_gray
-        | REDUCED_COLORS * losses.is_color
-        | MORE_BANDS * losses.has_more_bands
-        | MORE_PAGES * losses.has_more_pages
+        | REDUCED * losses.is_reduced
     )
 
 
@@ -257,81 +221,6 @@ def _to_image(array: np.ndarray) -> Image.Image:
             f"{remedy or 'Store others'} with mode='array'."
         )
     return Image.fromarray(array)
-
-
-# ------------------------------------------------------------------------------------------- masks
-
-
-@dataclass(frozen=True)
-class MaskSettings:
-    """How masks that are built by themselves are stored, to be joined to images later.
-
-    Ids are kept as in masks beside images (see `ExtraArray`), with nearest neighbor. ``size`` is
-    (height, width), ``fill`` the id of the margin, and ``descr`` the type of all masks, uint8 or
-    uint16. Raises ValueError.
-    """
-
-    size: tuple[int, int] = (256, 256)
-    fit: Fit = "crop"
-    fill: int = 255
-    descr: str = "|u1"
-    max_pixels: int = MAX_PIXELS
-    extra_arrays: tuple[ExtraArray, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_options(self.size, self.max_pixels, fit=self.fit)
-
-    def of(self, source: Source, index: int) -> tuple["MaskSettings", bool]:
-        """Return these settings with the type of a record, and whether the type is certain.
-
-        Raises DecodeError if it is no mask.
-        """
-        ids, _ = read_mask(source[index].image, self.max_pixels)
-        descr, is_certain = MaskType.of(ids)
-        return replace(self, descr=descr), is_certain
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape (H, W, 1) of a stored mask."""
-        return (*self.size, 1)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings for the index, which is JSON."""
-        options = {
-            "mode": "mask",
-            "size": list(self.size),
-            "fit": self.fit,
-            "mask_fill": self.fill,
-            "max_pixels": self.max_pixels,
-        }
-        return options | _mask_options(self.extra_arrays)
-
-    def libraries(self) -> dict[str, str]:
-        """Return name and version of the libraries that take part."""
-        return loaded_libraries()
-
-    def convert(self, record: Record, points: Sequence[str], boxes: Sequence[str] = ()) -> Row:
-        """Return the row of a record. ``points`` and ``boxes`` are names of its columns.
-
-        The EXIF orientation of a mask is ignored. Raises DecodeError.
-        """
-        ids, file_state = read_mask(record.image, self.max_pixels)
-        ids = with_type(ids, self.descr)
-        height, width = ids.shape
-        placement = Placement.of((width, height), self.size[::-1], self.fit)
-        frame = Frame((width, height), 1, placement)
-        placed = place_mask(ids, 1, placement, self.fill).reshape(self.shape)
-        columns, flags = _move_columns(record.columns, points, boxes, frame)
-        return Row(
-            placed.tobytes(),
-            flags,
-            frame.size,
-            *stored_sums(placed),
-            columns,
-            file_state,
-            ENLARGED * placement.enlarges,
-            extra_arrays=convert_arrays(self.extra_arrays, record, frame, self.max_pixels),
-        )
 
 
 # ------------------------------------------------------------------------------------------ arrays
@@ -351,7 +240,7 @@ class ArraySettings:
     @classmethod
     def of(cls, source: Source, index: int) -> "ArraySettings":
         """Return shape and type of a record. Raises DecodeError if it is no array to be stored."""
-        array, _ = _as_stored(source[index].image, cls.max_pixels)
+        array = _as_stored(source[index].image, cls.max_pixels)
         height, width, channels = array.shape
         return cls((height, width, channels), array.dtype.str)
 
@@ -376,7 +265,7 @@ class ArraySettings:
 
         Boxes are clipped. ``points`` and ``boxes`` are names of its columns.
         """
-        pixels, file_state = _as_stored(record.image, self.max_pixels)
+        pixels = _as_stored(record.image, self.max_pixels)
         if (pixels.shape, pixels.dtype.str) != (self.shape, self.descr):
             raise DecodeError(
                 f"the array is {pixels.shape} of {pixels.dtype.name}, but the first one is "
@@ -392,30 +281,26 @@ class ArraySettings:
             size,
             *stored_sums(pixels),
             columns,
-            file_state,
             extra_arrays=convert_arrays(self.extra_arrays, record, frame, self.max_pixels),
         )
 
 
-def _as_stored(image: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
-    """Return an array as it is stored, and the state of its .npy file if it is from one.
-
-    It is ``(H, W, C)``, contiguous and little-endian.
-    """
+def _as_stored(image: Any, max_pixels: int) -> np.ndarray:
+    """Return an array as it is stored: ``(H, W, C)``, contiguous and little-endian."""
     is_npy = isinstance(image, Path) and image.suffix == ".npy"
     if not (is_npy or isinstance(image, np.ndarray)):
         raise DecodeError(
-            "mode 'array' stores NumPy arrays and tensors and decodes nothing, but this is "
-            f"{type(image).__name__}"
+            "mode 'array' stores NumPy arrays, tensors and .npy files and decodes nothing, but "
+            f"this is {image.name if isinstance(image, Path) else type(image).__name__}"
         )
-    array, file_state = read_array(image, max_pixels)
+    array = read_array(image, max_pixels)
     descr = array.dtype.newbyteorder("<").str
     if descr not in DESCRS or array.ndim not in (2, 3) or not array.size:
         raise DecodeError(
             f"an array of {array.dtype.name} and shape {array.shape} cannot be stored. Convert it "
             f"to (H, W) or (H, W, C) of one of {_TYPES}"
         )
-    return np.ascontiguousarray(array, descr).reshape(*array.shape[:2], -1), file_state
+    return np.ascontiguousarray(array, descr).reshape(*array.shape[:2], -1)
 
 
 def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -432,7 +317,7 @@ def _sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # --------------------------------------------------------------------------------------------- all
 
 #: How the records of a build are converted.
-AnySettings = Settings | MaskSettings | ArraySettings
+AnySettings = Settings | ArraySettings
 
 
 def _mask_options(arrays: Sequence[ExtraArray]) -> dict[str, Any]:
@@ -440,8 +325,10 @@ def _mask_options(arrays: Sequence[ExtraArray]) -> dict[str, Any]:
     masks = [array for array in arrays if array.kind == "mask"]
     if not masks:
         return {}
-    missing = "fill" if masks[0].fills_missing else "reject"
-    return {"mask_fill": masks[0].fill, "missing_masks": missing}
+    missing_id = masks[0].missing_id
+    # As all indexes have it: once, the margin and missing masks had the same id.
+    missing = {None: "reject", MARGIN_ID: "fill"}.get(missing_id, missing_id)
+    return {"mask_fill": MARGIN_ID, "missing_masks": missing}
 
 
 def _move_columns(

@@ -3,9 +3,10 @@
 All JPEG decoders here are built on libjpeg-turbo and give the same pixels to the bit.
 """
 
+import contextlib
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -15,27 +16,22 @@ from PIL import Image, ImageColor, UnidentifiedImageError, features
 
 from memload.building.depth import (
     check_range,
-    color_range,
-    describe_tiff,
+    check_transparency,
     gray_values,
     is_deep_gray,
     largest_value,
-    load_deep,
+    load_pgm,
     to_8_bits,
-    transparent_value,
 )
-from memload.building.resizing import Box, turn, turn_box, turn_size
-from memload.errors import DecodeError, DependencyError, describe_error
+from memload.building.resizing import turn, turn_size
+from memload.errors import BuildError, DecodeError, DependencyError, describe_error
+from memload.sources.contents import MAX_PIXELS
 
-# Optional libraries: the extras "jpeg4py" and "strict".
+# An optional library: the extra "jpeg4py".
 try:
     import jpeg4py
 except ImportError:  # pragma: no cover
     jpeg4py = None
-try:
-    import simplejpeg
-except ImportError:  # pragma: no cover
-    simplejpeg = None
 
 Mode = Literal["RGB", "L", "I;16"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -52,8 +48,9 @@ DECODERS = ("pillow", "jpeg4py")
 #: pictures) is opened as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
-#: Pillow's own limit, above which it suspects a decompression bomb: 256 MiB at 3 bytes a pixel.
-MAX_PIXELS = 89_478_485
+
+#: What decoding takes at most. The dearest kinds are transparency and 16 bits.
+_BYTES_PER_PIXEL = 20
 
 #: Takes the upright size of a JPEG and returns the (width, height) that it must keep at least.
 Draft = Callable[[tuple[int, int]], tuple[int, int]]
@@ -63,18 +60,13 @@ class Losses(NamedTuple):
     """What was lost when a picture was converted to its mode."""
 
     is_flattened: bool = False  #: whether the background shows through transparent pixels
-    #: the least and greatest value of more than 8 bits that were reduced to 8, or None
-    reduced_range: tuple[int, int] | None = None
-    is_color: bool = False  #: whether these are colors, whose range is known to 8 bits only
-    has_more_bands: bool = False  #: whether bands besides colors and alpha were left out
-    has_more_pages: bool = False  #: whether the file holds more pictures
+    is_reduced: bool = False  #: whether more than 8 bits per channel were reduced to 8
 
 
 class Picture(NamedTuple):
     """A decoded picture, and what is known of its file."""
 
     image: Image.Image  #: upright, in the mode asked for; F for I;16
-    box: Box  #: the part of ``image`` that shows the whole picture
     size: tuple[int, int]  #: width and height as stored, before any scaling by the decoder
     orientation: int  #: the EXIF orientation from which it was turned upright, 1 for none
     used_fallback: bool = False  #: whether the chosen library gave up and Pillow decoded the file
@@ -90,10 +82,9 @@ class Decoder:
     because Pillow reads only 8 bits of each color.
 
     ``name`` is ``pillow`` (or pillow-simd, if that is installed) or ``jpeg4py``. ``background`` is
-    the color behind transparent pixels, a CSS name or ``#rrggbb``. Behind gray of more than 8 bits,
-    white is 65,535. ``exif=False`` leaves pictures as stored. ``max_pixels`` limits width × height,
-    and is compared with the header before any memory is taken. ``strict`` rejects JPEGs with damage
-    that Pillow accepts silently.
+    the color behind transparent pixels, a CSS name or ``#rrggbb``. ``exif=False`` leaves pictures
+    as stored. ``max_pixels`` limits width × height, and is compared with the header before any
+    memory is taken.
 
     Raises ValueError for a wrong color, and DependencyError if a library is not installed.
     """
@@ -106,29 +97,24 @@ class Decoder:
         background: str = "white",
         exif: bool = True,
         max_pixels: int = MAX_PIXELS,
-        strict: bool = False,
     ) -> None:
-        self.mode, self.exif, self.max_pixels, self.strict = mode, exif, max_pixels, strict
+        self.mode, self.exif, self.max_pixels = mode, exif, max_pixels
         self.background = parse_color(background, "background")
         self.uses_jpeg4py = name == "jpeg4py"
         if self.uses_jpeg4py:
             _require_jpeg4py()
-        if strict:
-            _require_simplejpeg()
 
     def open(self, data: bytes | Image.Image, draft: Draft | None = None) -> Picture:
         """Decode the bytes of a file, or take a PIL image as it is. Raises DecodeError.
 
         With ``draft``, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size.
         """
-        try:
+        with decoding(self.max_pixels):
             if isinstance(data, Image.Image):
                 return self._decode(data, b"", None)
-            return self._decode(open_image(data), data, draft)
-        except DecodeError:
-            raise
-        except Exception as error:  # Pillow raises anything for a damaged file
-            raise decode_error(error, data, self.max_pixels) from error
+            image = open_image(data)
+            with enough_memory(image):
+                return self._decode(image, data, draft)
 
     def _decode(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         width, height = image.size
@@ -139,7 +125,7 @@ class Decoder:
         if data and image.format in ("JPEG", "MPO"):
             return self._decode_jpeg(image, data, draft)
         if image.format == "TIFF":
-            return self._decode_tiff(image, is_ours=bool(data))
+            return self._decode_tiff(image)
         converted, losses = self._load_and_convert(image, data)
         return self._upright(
             converted, losses, image.size, orientation_of(image) if self.exif else 1
@@ -147,24 +133,22 @@ class Decoder:
 
     def _load_and_convert(self, image: Image.Image, data: bytes) -> tuple[Image.Image, Losses]:
         largest, transparent = largest_value(image), _png_transparent_value(image)
-        deep = load_deep(image, data) if data else None
-        if deep is not None:
-            return _convert_deep_gray(*deep, largest, self.mode, self.background)
+        check_transparency(image, self.mode)
+        values = load_pgm(image, data) if data else None
+        if values is not None:
+            return _convert_deep_gray(values, largest, self.mode)
         image.load()
         if transparent is not None:
             image.info["transparency"] = transparent
         return to_mode(image, self.mode, self.background, largest)
 
     def _decode_jpeg(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
-        if self.strict:
-            _check_damage(data)
-        size, box = image.size, None
+        size = image.size
         orientation = orientation_of(image) if self.exif else 1
         is_plain = image.mode in ("L", "RGB")  # not CMYK
         if draft is not None and is_plain:
             wanted = turn_size(draft(turn_size(size, orientation)), orientation)
-            scaled = image.draft(image.mode, wanted)
-            box = scaled[1] if scaled is not None else None
+            image.draft(image.mode, wanted)
         decoded, used_fallback = None, False
         if self.uses_jpeg4py and is_plain and image.size == size:  # it is not to be scaled down
             decoded = _decode_with_jpeg4py(data)
@@ -173,19 +157,15 @@ class Decoder:
             image.load()
             decoded = image
         converted, losses = to_mode(decoded, self.mode, self.background)
-        picture = self._upright(converted, losses, size, orientation, box)
+        picture = self._upright(converted, losses, size, orientation)
         return picture._replace(used_fallback=used_fallback)
 
-    def _decode_tiff(self, image: Image.Image, *, is_ours: bool) -> Picture:
-        tags: Any = getattr(image, "tag_v2", {})
-        has_more_bands = _UNSPECIFIED in tags.get(_EXTRA_SAMPLES, ())
-        has_more_pages = is_ours and bool(tags.next)  # a data set's may be at another page
+    def _decode_tiff(self, image: Image.Image) -> Picture:
         if tile_pixels(image) > self.max_pixels:
             raise too_large(tile_pixels(image), self.max_pixels)
         orientation = orientation_of(image)
         image.load()  # Pillow turns it upright
         image, losses = to_mode(image, self.mode, self.background, largest_value(image))
-        losses = losses._replace(has_more_bands=has_more_bands, has_more_pages=has_more_pages)
         image = turn(image, INVERSE.get(orientation, orientation))  # as it is stored
         return self._upright(image, losses, image.size, orientation if self.exif else 1)
 
@@ -195,14 +175,9 @@ class Decoder:
         losses: Losses,
         size: tuple[int, int],
         orientation: int,
-        box: Box | None = None,
     ) -> Picture:
         """Turn a converted picture upright."""
-        box = box or (0.0, 0.0, *image.size)
-        if orientation > 1:
-            box = turn_box(box, image.size, orientation)
-            image = turn(image, orientation)
-        return Picture(image, box, size, orientation, losses=losses)
+        return Picture(turn(image, orientation), size, orientation, losses=losses)
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -218,16 +193,44 @@ def tile_pixels(image: Image.Image) -> int:
     return int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
 
 
-def decode_error(error: Exception, data: object, max_pixels: int) -> DecodeError:
-    """Return the error for whatever Pillow raises while it decodes ``data``."""
+@contextlib.contextmanager
+def decoding(max_pixels: int) -> Iterator[None]:
+    """Turn whatever Pillow raises while it decodes into DecodeError."""
+    try:
+        yield
+    except (DecodeError, BuildError):
+        raise
+    except Exception as error:  # Pillow raises anything for a damaged file
+        raise _decode_error(error, max_pixels) from error
+
+
+@contextlib.contextmanager
+def enough_memory(image: Image.Image) -> Iterator[None]:
+    """Tell a lack of memory, which is no fault of the picture, from a damaged file.
+
+    Raises BuildError if this process cannot have what a picture of that size takes at most.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        try:
+            bytearray(_BYTES_PER_PIXEL * image.width * image.height)
+        except MemoryError:
+            raise BuildError(
+                f"There is not enough memory to decode a picture of {image.width:,}×"
+                f"{image.height:,} pixels. Free some, use fewer workers (--num-workers), or reject "
+                "such pictures (--max-pixels). Then run the same command again: it goes on where "
+                "it stopped."
+            ) from error
+        raise DecodeError("it asks for more memory than a picture of its size needs") from error
+
+
+def _decode_error(error: Exception, max_pixels: int) -> DecodeError:
     if isinstance(error, Image.DecompressionBombError):
         # Pillow's own limit. Its message has the number of pixels in parentheses, and no size.
         return too_large(int(re.findall(r"\((\d+) pixels\)", str(error))[0]), max_pixels)
     if isinstance(error, UnidentifiedImageError):
-        unknown = f"not an image in a supported format ({', '.join(FORMATS)})"
-        return DecodeError((isinstance(data, bytes) and describe_tiff(data)) or unknown)
-    if isinstance(error, MemoryError):
-        return DecodeError("there is not enough memory to decode it")
+        return DecodeError(f"not an image in a supported format ({', '.join(FORMATS)})")
     # For bad files, Pillow raises OSError, ValueError, SyntaxError, struct.error and others.
     is_plain = isinstance(error, OSError) and str(error)
     return DecodeError(str(error) if is_plain else describe_error(error))
@@ -253,9 +256,7 @@ def to_mode(
     if is_deep_gray(image):
         if mode != "I;16":
             check_range(image)
-        values, alpha = gray_values(image, largest), transparent_value(image)
-        return _convert_deep_gray(values, alpha, largest, mode, background)
-    reduced_range = color_range(image, largest) if largest > 255 else None
+        return _convert_deep_gray(gray_values(image, largest), largest, mode)
     if image.mode == "La":
         image = image.convert("LA")  # Pillow cannot convert premultiplied gray to anything else
     is_flattened = False
@@ -268,29 +269,15 @@ def to_mode(
         image = image.convert("L").convert("F")
     elif image.mode != mode:
         image = image.convert(mode)
-    return image, Losses(is_flattened, reduced_range, is_color=reduced_range is not None)
+    return image, Losses(is_flattened, is_reduced=largest > 255)
 
 
-def _convert_deep_gray(
-    values: np.ndarray,
-    alpha: np.ndarray | None,
-    largest: int,
-    mode: Mode,
-    background: tuple[int, int, int],
-) -> tuple[Image.Image, Losses]:
-    """Convert uint16 gray ``(H, W)`` from 0 to ``largest``, with ``alpha`` from 0 to 65,535."""
-    is_flattened = alpha is not None and int(alpha.min()) < 65535
+def _convert_deep_gray(values: np.ndarray, largest: int, mode: Mode) -> tuple[Image.Image, Losses]:
+    """Convert uint16 gray ``(H, W)`` from 0 to ``largest``."""
     if mode == "I;16":
-        floats = values.astype(np.float32)
-        if alpha is not None:
-            (level,) = Image.new("RGB", (1, 1), background).convert("L").tobytes()
-            floats += (257 * level - floats) * (1 - alpha.astype(np.float32) / 65535)
-        return Image.fromarray(floats), Losses(is_flattened)
+        return Image.fromarray(values.astype(np.float32)), Losses()
     gray = Image.fromarray(to_8_bits(values, largest))
-    if alpha is not None:
-        gray.putalpha(Image.fromarray(to_8_bits(alpha, 65535)))
-    value_range = int(values.min()), int(values.max())
-    return to_mode(gray, mode, background)[0], Losses(is_flattened, value_range)
+    return gray if mode == "L" else gray.convert(mode), Losses(is_reduced=True)
 
 
 def parse_color(text: str, argument: str) -> tuple[int, int, int]:
@@ -303,7 +290,7 @@ def parse_color(text: str, argument: str) -> tuple[int, int, int]:
         ) from None
 
 
-def loaded_libraries(decoder: str = "pillow", *, strict: bool = False) -> dict[str, str]:
+def loaded_libraries(decoder: str = "pillow") -> dict[str, str]:
     """Return name and version of the libraries that decode.
 
     These are the loaded libraries, which may differ from the installed ones: pillow-simd and Pillow
@@ -317,8 +304,6 @@ def loaded_libraries(decoder: str = "pillow", *, strict: bool = False) -> dict[s
         versions["libjpeg"] = features.version_codec("jpg") or "none"
     if decoder == "jpeg4py":
         versions["jpeg4py"] = metadata.version("jpeg4py")
-    if strict:
-        versions["simplejpeg"] = metadata.version("simplejpeg")
     return versions
 
 
@@ -350,8 +335,7 @@ def orientation_of(image: Image.Image) -> int:
 
 # -------------------------------------------------------------------------- quirks of PNG and TIFF
 
-_TILE_WIDTH, _TILE_LENGTH, _EXTRA_SAMPLES = 322, 323, 338  # tags of TIFF
-_UNSPECIFIED = 0  # an extra sample that is no alpha
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
 
 
 def _png_transparent_value(image: Image.Image) -> int | tuple[int, ...] | None:
@@ -410,28 +394,3 @@ def _decode_with_jpeg4py(data: bytes) -> Image.Image | None:
         if handle is not None:
             handle.release()
         return None
-
-
-def _require_simplejpeg() -> None:
-    if simplejpeg is None:
-        raise DependencyError(
-            'strict: the package simplejpeg is not installed. Run "pip install '
-            "'memload[strict]'\", or leave out --strict.",
-            name="simplejpeg",
-        )
-
-
-#: How libjpeg's warnings about damaged data begin (its jerror.h).
-_DAMAGE = ("Corrupt JPEG data", "Premature end of JPEG", "Inconsistent progression", "Invalid SOS")
-
-
-def _check_damage(data: bytes) -> None:
-    """Raise DecodeError if libjpeg warns of damage in a JPEG."""
-    try:
-        # Scaled down by 8, every bit of the file is still read. That finds the same damage as
-        # decoding it whole (146 of 200 altered files both ways) in 0.7 of the time.
-        simplejpeg.decode_jpeg(data, colorspace="GRAY", min_height=1, min_width=1, min_factor=8)
-    except ValueError as error:
-        if str(error).startswith(_DAMAGE):
-            raise DecodeError(f"damaged JPEG: {error}") from None
-        # Otherwise simplejpeg cannot read this kind of JPEG, such as 12 bits. Pillow decides.

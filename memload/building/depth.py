@@ -4,21 +4,15 @@ Pillow keeps the values of one channel, in its modes I, I;16, I;16B and F. Of co
 the upper 8 bits.
 """
 
-import contextlib
-import io
 from typing import Any
 
 import numpy as np
-from PIL import Image, TiffImagePlugin
+from PIL import Image
 
 from memload.errors import DecodeError
 
 # Tags of TIFF.
-_BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC = 258, 259, 262
-_SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 277, 339
-
-#: What a TIFF's sample format says.
-_KINDS = {1: "unsigned integers", 2: "signed integers", 3: "floats", 5: "complex integers"}
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
 
 #: Where `largest_value` keeps the largest value of a PGM, which is lost when that is loaded.
 _MAXVAL = "maxval"
@@ -80,34 +74,29 @@ def gray_values(image: Image.Image, largest: int) -> np.ndarray:
     return values
 
 
-def transparent_value(image: Image.Image) -> np.ndarray | None:
-    """Return the alpha of a loaded picture with a transparent gray value: 0 there, else 65535."""
-    transparent = image.info.get("transparency")
-    if not isinstance(transparent, int):
-        return None
-    return np.where(np.asarray(image) == transparent, 0, 65535).astype(np.uint16)
+def check_transparency(image: Image.Image, mode: str) -> None:
+    """Raise DecodeError for gray of 16 bits with transparency, if a mode would lose some of it.
 
-
-def load_deep(image: Image.Image, data: bytes) -> tuple[np.ndarray, np.ndarray | None] | None:
-    """Load what Pillow would load with a loss, or slowly, out of the ``data`` of its file.
-
-    Return gray and alpha, uint16 ``(H, W)``, or None for all other pictures. The image is of no use
-    afterwards. Raises ValueError if the file is truncated.
+    Of gray with alpha, Pillow keeps 8 bits. Ask before the picture is loaded.
     """
-    if png_raw_mode(image) == "LA;16B":  # Pillow keeps the upper 8 bits of gray and alpha
-        # RGBA has 4 bytes a pixel, too, so that it keeps them all.
-        tiles = [(*tile[:3], "RGBA") for tile in _tiles(image)]
-        image.tile = tiles  # type: ignore[attr-defined]  # of images in files
-        image.load()
-        pairs = np.ascontiguousarray(image).view(">u2").astype(np.uint16)
-        return pairs[:, :, 0], pairs[:, :, 1]
-    if image.format == "PPM" and image.mode == "I":
-        decoder, _, offset, arguments = _tiles(image)[0]
-        if decoder == "ppm":  # Pillow takes 2 µs a pixel
-            values = np.frombuffer(data, ">u2", image.width * image.height, offset)
-            values = values.reshape(image.height, image.width).astype(np.uint16)
-            return np.minimum(values, arguments[1]), None
-    return None
+    has_value = is_deep_gray(image) and isinstance(image.info.get("transparency"), int)
+    if has_value or (mode == "I;16" and png_raw_mode(image) == "LA;16B"):
+        raise DecodeError(f"gray of 16 bits with transparency cannot be decoded exactly. {_REMEDY}")
+
+
+def load_pgm(image: Image.Image, data: bytes) -> np.ndarray | None:
+    """Return the values of a PGM of 16 bits, for which Pillow takes 2 µs per pixel, or None.
+
+    ``data`` are the bytes of its file. Raises ValueError if they are truncated.
+    """
+    if image.format != "PPM" or image.mode != "I":
+        return None
+    decoder, _, offset, arguments = _tiles(image)[0]
+    if decoder != "ppm":
+        return None
+    values = np.frombuffer(data, ">u2", image.width * image.height, offset)
+    values = values.reshape(image.height, image.width).astype(np.uint16)
+    return np.asarray(np.minimum(values, arguments[1]))
 
 
 def check_range(image: Image.Image) -> None:
@@ -125,43 +114,7 @@ def to_8_bits(values: np.ndarray, largest: int) -> np.ndarray:
     return ((values.astype(np.uint32) * 255 + largest // 2) // largest).astype(np.uint8)
 
 
-def color_range(image: Image.Image, largest: int) -> tuple[int, int]:
-    """Return about the least and greatest value of colors, of which Pillow has kept 8 bits."""
-    bands = np.asarray(image).reshape(image.height, image.width, -1)[:, :, :3]
-    low, high = int(bands.min()), int(bands.max()) + 1
-    return low * (largest + 1) // 256, high * (largest + 1) // 256 - 1
-
-
-def describe_tiff(data: bytes) -> str:
-    """Say what a TIFF holds that Pillow cannot decode. Return "" if it is no TIFF."""
-    with contextlib.suppress(Exception):  # a damaged file may raise anything
-        file = io.BytesIO(data)
-        header = file.read(8)
-        tags = TiffImagePlugin.ImageFileDirectory_v2(header + file.read(8 * (header[2] == 43)))
-        file.seek(tags.next)
-        tags.load(file)
-        compression = tags.get(_COMPRESSION, 1)
-        if compression not in TiffImagePlugin.COMPRESSION_INFO:
-            return f"a TIFF whose compression ({compression}) is not supported. Convert it"
-        bands = tags.get(_SAMPLES_PER_PIXEL, 1)
-        count = f"{bands} band" if bands == 1 else f"{bands} bands"
-        if _BITS_PER_SAMPLE in tags:  # otherwise it is damaged
-            what = f"a TIFF with {count} of {_numbers(tags)}"
-            return f"{what}, which cannot be decoded as a picture. {_REMEDY}"
-    return ""
-
-
-def _numbers(tags: Any) -> str:
-    """Return, for example, ``16-bit signed integers``."""
-    kind = _KINDS.get(tags.get(_SAMPLE_FORMAT, (1,))[0], "numbers of an unknown kind")
-    return f"{tags.get(_BITS_PER_SAMPLE, (1,))[0]}-bit {kind}"
-
-
 def _content(image: Image.Image) -> str:
-    """Return, for example, ``a TIFF of 32-bit floats from -0.5 to 20``."""
-    tags = getattr(image, "tag_v2", None)
-    what = f"a picture of Pillow's mode {image.mode}"
-    if tags is not None:
-        what = f"a TIFF of {_numbers(tags)}"
+    """Return, for example, ``32-bit values of Pillow's mode F from -0.5 to 20``."""
     low, high = image.getextrema()
-    return f"{what} from {low:,.8g} to {high:,.8g}"
+    return f"a picture of Pillow's mode {image.mode} with values from {low:,.8g} to {high:,.8g}"

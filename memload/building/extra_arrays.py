@@ -7,15 +7,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from memload.building.files import MISSING, read_value
+from memload.building.files import read_value
 from memload.building.resizing import Placement, place_mask
-from memload.building.sources.record import FileState, Record
 from memload.building.stored_values import ID_MODES, decode_values, is_npy, read_array
 from memload.errors import DecodeError
+from memload.sources.samples import Record
 from memload.storage.format import DESCRS_OF_ARRAYS
 
-#: What becomes of a sample without a mask: it is rejected, or the mask is all fill.
-MissingMasks = Literal["reject", "fill"]
+#: The id of the margin of a mask, where there is no image. Most losses leave it out.
+MARGIN_ID = 255
 
 _TYPES = ", ".join(np.dtype(descr).name for descr in DESCRS_OF_ARRAYS)
 _ALL_BYTES = bytes(range(256))
@@ -37,24 +37,23 @@ class ExtraRow(NamedTuple):
     """The row of a mask or another array, and what the journal keeps of it."""
 
     data: bytes
-    file_state: FileState
     ids: np.ndarray = np.zeros(0, np.uint8)  #: which ids occur, see `ExtraArray.bitmap_size`
+    is_missing: bool = False  #: whether the sample has none, and it was filled
 
 
 @dataclass(frozen=True)
 class ExtraArray:
     """A mask or another array of all samples: what their rows have in common.
 
-    The shape of a mask is the size (H, W) of the stored images. A mask is ``fill`` beyond its
-    image; with ``fills_missing``, also where a sample has none.
+    The shape of a mask is the size (H, W) of the stored images. ``missing_id`` is the id of the
+    whole mask of a sample that has none. If it is None, such a sample is rejected.
     """
 
     name: str
     kind: Literal["mask", "array"]
     descr: str
     shape: tuple[int, ...]
-    fill: int = 255
-    fills_missing: bool = False
+    missing_id: int | None = None
 
     @property
     def bitmap_size(self) -> int:
@@ -81,30 +80,30 @@ class ExtraArray:
     def _missing_row(self) -> ExtraRow:
         if self.kind == "array":
             raise MissingArrayError("it is missing")
-        if not self.fills_missing:
-            raise MissingArrayError("it is missing. Add it, or say --missing-masks fill")
-        return self._mask_row(np.full(self.shape, self.fill, self.descr), MISSING)
+        if self.missing_id is None:
+            raise MissingArrayError("it is missing. Add it, or say --missing-masks 0")
+        row = self._mask_row(np.full(self.shape, self.missing_id, self.descr))
+        return row._replace(is_missing=True)
 
     def _convert_array(self, value: Any, max_pixels: int) -> ExtraRow:
-        array, file_state = _stored_array(value, max_pixels)
+        array = _stored_array(value, max_pixels)
         if (array.shape, array.dtype.str) != (self.shape, self.descr):
             remedy = ". Arrays are stored as they are"
             if array.ndim == 2 and array.dtype.name in ("uint8", "uint16"):
-                remedy += f"; --masks {self.name}=… resizes them with their images"
+                remedy += f"; --mask {self.name}=… resizes them with their images"
             raise DecodeError(
                 f"it is {array.shape} of {array.dtype.name}, but the first one is {self}{remedy}"
             )
-        return ExtraRow(array.tobytes(), file_state)
+        return ExtraRow(array.tobytes())
 
     def _convert_mask(self, value: Any, frame: Frame, max_pixels: int) -> ExtraRow:
-        mask, file_state = read_mask(value, max_pixels, lambda size: _check_size(size, frame))
+        mask = read_mask(value, max_pixels, lambda size: _check_size(size, frame))
         mask = with_type(mask, self.descr)
-        placed = place_mask(mask, frame.orientation, frame.placement, self.fill)
-        return self._mask_row(placed, file_state)
+        return self._mask_row(place_mask(mask, frame.orientation, frame.placement, MARGIN_ID))
 
-    def _mask_row(self, mask: np.ndarray, file_state: FileState) -> ExtraRow:
+    def _mask_row(self, mask: np.ndarray) -> ExtraRow:
         data = mask.tobytes()
-        return ExtraRow(data, file_state, _occurring_bits(data)[: self.bitmap_size])
+        return ExtraRow(data, _occurring_bits(data)[: self.bitmap_size])
 
 
 def convert_arrays(
@@ -114,45 +113,30 @@ def convert_arrays(
     return [array.convert(record.arrays.get(array.name), frame, max_pixels) for array in arrays]
 
 
-class MaskType(NamedTuple):
-    """The element type for the ids of a mask."""
+def look_at_array(array: ExtraArray, value: Any, max_pixels: int) -> ExtraArray:
+    """Return an array with the type and shape of a value as `Record` has it.
 
-    descr: str
-    is_certain: bool  #: false if it depends on the ids: other masks may need another one
-
-    @classmethod
-    def of(cls, ids: np.ndarray) -> "MaskType":
-        """Return uint8 for 8 bits, and uint16 for uint16.
-
-        Signed integers and those of 32 and 64 bits are what libraries take by default, whatever the
-        ids. So these become uint8, too, if it holds all ids, else uint16.
-        """
-        has_8_bits = ids.dtype.itemsize == 1
-        is_certain = has_8_bits or ids.dtype.name == "uint16" or bool(ids.max() > 255)
-        return cls("|u1" if has_8_bits or not is_certain else "<u2", is_certain)
-
-
-def look_at_array(array: ExtraArray, value: Any, max_pixels: int) -> tuple[ExtraArray, bool]:
-    """Return an array with the type and shape of a value, and whether its type is certain.
-
-    ``value`` is as `Record` has it, or None if the sample lacks it. Raises DecodeError.
+    The ids of a mask with 8 bits become uint8, and those of uint16 stay. Signed integers, and those
+    of 32 and 64 bits, are what libraries take by default, whatever the ids: these become uint8,
+    too, unless an id is larger. ``value`` is None if the sample lacks it. Raises DecodeError.
     """
     try:
         if value is None:
             raise MissingArrayError("it is missing")
         if array.kind == "mask":
-            descr, is_certain = MaskType.of(read_mask(value, max_pixels)[0])
-            return replace(array, descr=descr), is_certain
-        stored, _ = _stored_array(value, max_pixels)
-        return replace(array, descr=stored.dtype.str, shape=stored.shape), True
+            ids = read_mask(value, max_pixels)
+            is_deep = ids.dtype.itemsize > 1 and (ids.dtype.name == "uint16" or ids.max() > 255)
+            return replace(array, descr="<u2" if is_deep else "|u1")
+        stored = _stored_array(value, max_pixels)
+        return replace(array, descr=stored.dtype.str, shape=stored.shape)
     except DecodeError as error:
         raise type(error)(f"{array.kind} {array.name!r}: {error.reason}") from error
 
 
 def read_mask(
     value: Any, max_pixels: int, check: Callable[[tuple[int, int]], None] = lambda size: None
-) -> tuple[np.ndarray, FileState]:
-    """Return the ids of a mask, integers from 0 to 65,535 ``(H, W)``, and the state of its file.
+) -> np.ndarray:
+    """Return the ids of a mask, integers from 0 to 65,535 ``(H, W)``.
 
     Those of a picture are bool, uint8 or uint16, and those of an array are of its type. ``check``
     is called with width and height before a picture is decoded.
@@ -163,7 +147,7 @@ def read_mask(
             check(image.size)
         _check_mode(image)
 
-    data, file_state = read_value(value, max_pixels)
+    data = read_value(value, max_pixels)
     if isinstance(data, np.ndarray):
         ids = _checked_ids(data)
     else:
@@ -171,7 +155,7 @@ def read_mask(
         if not is_npy(data) and ids.dtype.itemsize > 1:
             ids = ids.astype(np.uint16, copy=False)  # of 16 bits, some Pillows make int32
     check(ids.shape[::-1])
-    return ids, file_state
+    return ids
 
 
 def with_type(ids: np.ndarray, descr: str) -> np.ndarray:
@@ -185,9 +169,9 @@ def with_type(ids: np.ndarray, descr: str) -> np.ndarray:
     return ids.astype(descr, copy=False)
 
 
-def _stored_array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
-    """Return an array as it is stored, contiguous and little-endian, and the state of its file."""
-    array, file_state = read_array(value, max_pixels)
+def _stored_array(value: Any, max_pixels: int) -> np.ndarray:
+    """Return an array as it is stored, contiguous and little-endian."""
+    array = read_array(value, max_pixels)
     descr = array.dtype.newbyteorder("<").str
     if not array.ndim:
         raise DecodeError("it is a single number without a shape. Save it with the shape (1,)")
@@ -196,7 +180,7 @@ def _stored_array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
             f"{array.shape} of {array.dtype.name} cannot be stored. Convert it to one or more "
             f"numbers of {_TYPES}"
         )
-    return np.ascontiguousarray(array, descr), file_state
+    return np.ascontiguousarray(array, descr)
 
 
 def _checked_ids(array: np.ndarray) -> np.ndarray:

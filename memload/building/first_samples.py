@@ -1,19 +1,26 @@
-"""Looks at the first samples of a source, where the user's code can do no harm."""
+"""Looks at the first samples of a source, in a worker: that runs code which may crash or hang.
+
+What all rows have in common is taken from the first usable sample: the columns of a data set, the
+shape and type of its arrays, and those of masks and other arrays beside the images.
+"""
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 from PIL import Image
 
-from memload.building.inherited import check_positions, positions, reopen_files
+from memload.building.conversion import AnySettings
+from memload.building.extra_arrays import ExtraArray, MissingArrayError, look_at_array
+from memload.building.open_files import reopen_files
 from memload.building.pillow_warnings import quiet_pillow
 from memload.building.pool import Chunk, NoteRow, run
-from memload.errors import SourceError, describe_error
+from memload.errors import BuildError, SourceError, describe_error
+from memload.sources.samples import Source
 
-#: The first samples of a data set may be broken. So many are tried to find out its columns, and the
-#: shape and type of arrays. Of these, a few may crash or hang.
+#: So many samples are tried. Of these, a few may crash or hang.
 _MAX_FIRST_SAMPLES, _MAX_LOST_SAMPLES = 100, 3
 
 
@@ -25,22 +32,31 @@ def first_usable(
     *,
     what: str = "samples of the data set",
     passed_over: type[Exception] | None = None,
-    is_required: bool = True,
 ) -> Any:
     """Return what ``look`` returns for the first sample for which it does not fail.
 
-    ``keys`` are the names of the samples. Samples for which it raises ``passed_over`` do not count
-    as failures: others are looked at instead, if need be all. Returns None if it is raised for
-    every sample.
+    Args:
+        look: Called with the number of a sample; in a worker, unless ``num_workers`` is 0.
+        keys: The names of the samples.
+        num_workers: The number of workers of the build.
+        timeout: Seconds for one sample.
+        what: What messages call the samples.
+        passed_over: Samples for which ``look`` raises this are no failures. If need be, all others
+            are looked at. If it is raised for each sample, None is returned.
 
-    Raises SourceError if ``look`` does. If it fails for all of the first samples, which messages
-    call ``what``, that is a SourceError, too, or None if none ``is_required``. See `look_at_first`
-    for the rest.
+    Raises SourceError if ``look`` does, or if it fails for all of the first samples.
     """
-    found, failures = look_at_first(look, len(keys), num_workers, timeout, passed_over=passed_over)
+    results = run(
+        functools.partial(_Look, look, passed_over, in_worker=num_workers > 0),
+        iter([Chunk(0, len(keys))]),
+        num_workers=min(num_workers, 1),
+        timeout=timeout,
+    )
+    with contextlib.closing(results), quiet_pillow():
+        _, (found, failures) = next(results)
     if found:
         return found[0]
-    if failures and is_required:
+    if failures:
         row, reason = failures[0]
         name = f"sample {row}" if str(keys[row]) == str(row) else keys[row]
         raise SourceError(
@@ -49,76 +65,94 @@ def first_usable(
     return None
 
 
-def look_at_first(
-    look: Callable[[int], Any],
-    samples: int,
-    num_workers: int,
-    timeout: float,
-    *,
-    count: int = 1,
-    passed_over: type[Exception] | None = None,
-) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Return what ``look`` returns for the first ``count`` samples for which it does not fail.
-
-    Also return the numbers of samples for which it has failed, with the reasons. There are fewer
-    than ``count`` results if it fails too often.
-
-    Unless ``num_workers`` is 0, it is called in a worker, since it runs the user's code. Raises
-    SourceError if ``look`` does. Raises BuildError if the worker moved the position in a file of
-    this process.
-    """
-    before = positions() if num_workers else {}
-    results = run(
-        functools.partial(_Look, look, count, passed_over, in_worker=num_workers > 0),
-        iter([Chunk(0, samples)]),
-        num_workers=min(num_workers, 1),
-        timeout=timeout,
-    )
-    with contextlib.closing(results), quiet_pillow():
-        _, outcome = next(results)
-    check_positions(before)
-    found, failures = outcome
-    return found, failures
-
-
 class _Look:
-    """The work of `look_at_first`. It is made in the worker."""
+    """The work of `first_usable`. It is made in the worker."""
 
     def __init__(
         self,
         look: Callable[[int], Any],
-        count: int,
         passed_over: type[Exception] | None,
         *,
         in_worker: bool,
     ) -> None:
-        self.look, self.count, self.passed_over = look, count, passed_over or ()
+        self.look, self.passed_over = look, passed_over or ()
         self.failures = BaseException if in_worker else Exception
         if in_worker:
             Image.MAX_IMAGE_PIXELS = None  # --max-pixels is the limit
             reopen_files()
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> tuple[list[Any], list[tuple[int, str]]]:
-        found: list[Any] = []
         failures: list[tuple[int, str]] = []
         for row in range(chunk.start, chunk.stop):
-            if len(found) == self.count or len(failures) == _MAX_FIRST_SAMPLES:
+            if len(failures) == _MAX_FIRST_SAMPLES:
                 break
             note_row(row)
             if row in chunk.lost:
                 failures.append((row, chunk.lost[row]))
-                if len(chunk.lost) == _MAX_LOST_SAMPLES:
+                if len(failures) >= _MAX_LOST_SAMPLES == len(chunk.lost):
                     break
                 continue
             try:
-                found.append(self.look(row))
-            except SourceError:
+                return [self.look(row)], failures
+            except (SourceError, BuildError):
                 raise
             except self.passed_over:
                 continue
             except self.failures as error:
                 failures.append((row, describe_error(error)[:500]))
-        return found, failures
+        return [], failures
 
     def close(self) -> None:
         pass
+
+
+def find_arrays(
+    source: Source,
+    kinds: Mapping[str, Literal["mask", "array"]],
+    settings: AnySettings,
+    missing_masks: int | None,
+    num_workers: int,
+    timeout: float,
+) -> tuple[ExtraArray, ...]:
+    """Return the masks and other arrays of a source, with the types of its first usable samples.
+
+    Args:
+        source: The source.
+        kinds: The names and kinds of its arrays.
+        settings: How its images are converted.
+        missing_masks: The id of masks that are missing. None: such a sample is rejected.
+        num_workers: The number of workers of the build.
+        timeout: Seconds for one sample.
+
+    Raises SourceError if none can be used, apart from masks that are filled.
+    """
+    arrays = []
+    for name, kind in kinds.items():
+        is_filled = kind == "mask" and missing_masks is not None
+        array = ExtraArray(name, kind, "|u1", settings.size, missing_masks if is_filled else None)
+        found = first_usable(
+            functools.partial(_look_at, source, settings, array),
+            source.keys,
+            num_workers,
+            timeout,
+            what=f"samples with the {kind} {name!r}",
+            passed_over=MissingArrayError,
+        )
+        if found is None and not is_filled:
+            remedy = ", or fill them: --missing-masks 0" if kind == "mask" else ""
+            raise SourceError(f"No sample has the {kind} {name!r}. Check where these are{remedy}.")
+        if found is not None and is_filled and found.descr == "|u1" and found.missing_id > 255:
+            raise ValueError(
+                f"missing_masks: {missing_masks:,} does not fit the mask {name!r}, whose ids go up "
+                "to 255. Choose one of these, or save the masks with 16 bits (uint16)."
+            )
+        arrays.append(found or array)
+    return tuple(arrays)
+
+
+def _look_at(source: Source, settings: AnySettings, array: ExtraArray, row: int) -> ExtraArray:
+    """Return an array as one sample has it. Raises DecodeError if that sample cannot be used."""
+    record = source[row]
+    found = look_at_array(array, record.arrays.get(array.name), settings.max_pixels)
+    replace(settings, extra_arrays=(found,)).convert(record, ())
+    return found

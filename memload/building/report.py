@@ -8,9 +8,6 @@ from typing import Any, NamedTuple
 
 from memload.wording import counted, listed, shape_text, size_text
 
-#: More parts that are not done are counted.
-_MAX_PARTS = 10
-
 
 class ArrayReport(NamedTuple):
     """A mask or another array that was stored beside the images."""
@@ -21,23 +18,12 @@ class ArrayReport(NamedTuple):
     dtype: str  #: such as ``uint8``
 
 
-class PartReport(NamedTuple):
-    """What one part of a build in parts did (``memload.build(…, part=(i, n))``)."""
-
-    part: tuple[int, int] | None  #: i and n; None for all shards that were left
-    own_shards: int  #: the shards of this part
-    shards: int  #: those of all parts
-    unfinished: Sequence[int]  #: the parts of n that are not done yet; if none, it is published
-    was_published: bool = False  #: whether another part had published it before
-    by_executor: bool = False  #: whether tasks of an executor built the shards
-
-
 @dataclass(frozen=True)
 class BuildReport:
     """What a build did. ``str()`` of it is the closing line.
 
-    If other parts of a build in parts are not done yet, there is no data set so far. Then
-    ``is_published`` is false, ``samples`` is 0, and ``rejected`` are those of this part.
+    If shards of a build in parts are left to others, there is no data set so far. Then
+    ``is_published`` is false, and ``samples`` is 0.
     """
 
     path: Path  #: the output
@@ -56,16 +42,17 @@ class BuildReport:
     notes: Sequence[str]  #: what the source left out, and what was done to pictures
     ledger: Path | None  #: where the rejected pictures are listed, if there are any
     arrays: Sequence[ArrayReport] = ()  #: the masks and other arrays beside the images
-    part: PartReport | None = None  #: of a build in parts
+    part: tuple[int, int] | None = None  #: i and n of a build in parts
+    unfinished_shards: int = 0  #: those that others have still to build
 
     @property
     def is_published(self) -> bool:
         """Whether the data set is complete."""
-        return self.part is None or not self.part.unfinished
+        return not self.unfinished_shards
 
     @property
     def images_per_second(self) -> float:
-        """Pictures converted a second."""
+        """Pictures converted per second."""
         return self.converted / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,11 +62,12 @@ class BuildReport:
             "ledger": None if self.ledger is None else str(self.ledger),
         }
         rate = round(self.images_per_second, 1)
-        arrays = [array._asdict() for array in self.arrays]
-        facts = {name: value for name, value in vars(self).items() if name != "part"}
-        if self.part is not None:
-            facts |= {"part": self.part._asdict(), "is_published": self.is_published}
-        return {**facts, **paths, "arrays": arrays, "images_per_second": rate}
+        computed = {
+            "arrays": [array._asdict() for array in self.arrays],
+            "images_per_second": rate,
+            "is_published": self.is_published,
+        }
+        return {**vars(self), **paths, **computed}
 
     def __repr__(self) -> str:
         notes = counted(len(self.notes), "note")
@@ -91,9 +79,11 @@ class BuildReport:
         return f"<p>{html.escape(str(self))}</p>" + (f"<ul>{notes}</ul>" if notes else "")
 
     def __str__(self) -> str:
-        if self.part is not None and self.part.unfinished:
-            return self._state_of_parts(self.part)
-        if self.part is not None and self.part.was_published:
+        if not self.is_published:
+            number, count = self.part or (0, 1)
+            left = counted(self.unfinished_shards, "shard is", "shards are")
+            return f"{self.path}: part {number} of {count} is done; {left} not done yet"
+        if not self.converted and self.part is not None:
             return f"{self._summary()}; published already"
         before = self.samples + self.rejected - self.converted
         kept = f", {before:,} done before" if before else ""
@@ -104,27 +94,11 @@ class BuildReport:
         libraries = ", ".join(others) + (f" ({', '.join(jpeg)})" if jpeg else "")
         workers = counted(self.num_workers, "worker")
         by = f"by {workers}" if self.num_workers else "in this process"
-        if self.part is not None and self.part.by_executor:
-            by = f"by tasks with {workers} each" if self.num_workers else "by tasks"
         return (
             f"{self._summary()}{ledger}; "
             f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
             f"{libraries}"
         )
-
-    def _state_of_parts(self, part: PartReport) -> str:
-        """Say how far a build is whose other parts are not done. Only a part leaves shards."""
-        number, count = part.part or (0, 1)
-        shards = counted(part.shards, "shard")
-        if not part.own_shards:
-            own = f"none of {shards} is part {number} of {count}'s"
-        else:
-            verb = "is" if part.own_shards == 1 else "are"
-            own = f"{part.own_shards:,} of {shards} {verb} part {number} of {count}'s, all done"
-        if self.rejected:
-            own += f", with {counted(self.rejected, 'sample')} rejected"
-        folder = self.path.with_suffix(".building")
-        return f"{folder}: {own}; {_parts_text(part.unfinished)} not done yet"
 
     def _summary(self) -> str:
         labels = "" if "label" in self.columns else ", no labels"
@@ -141,12 +115,3 @@ class BuildReport:
             f"{self.path}: {counted(self.samples, 'sample')} of {shape_text(self.shape)} "
             f"{self.dtype}{arrays}{labels}, {size_text(self.bytes)}, {self.rejected:,} rejected"
         )
-
-
-def _parts_text(parts: Sequence[int]) -> str:
-    """Return, for example, ``parts 3 and 5 are``."""
-    if len(parts) == 1:
-        return f"part {parts[0]} is"
-    if len(parts) > _MAX_PARTS:
-        return f"{len(parts):,} parts ({listed(parts, _MAX_PARTS)}) are"
-    return f"parts {', '.join(map(str, parts[:-1]))} and {parts[-1]} are"

@@ -7,18 +7,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 from PIL import Image
 
+from memload.errors import DecodeError
+
 Fit = Literal["crop", "squash", "pad"]
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 FITS: tuple[str, ...] = get_args(Fit)
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 
-#: A box (left, top, right, bottom) in pixels.
-Box = tuple[float, float, float, float]
-
 #: More pixels than these (3 bytes each) are not computed only to be cropped. A strip of 1×60,000
 #: pixels, resized to cover 256×256, would be 15 million pixels high.
-_MAX_CUT_OFF = 1 << 26
+_MAX_RESIZED = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -139,31 +138,22 @@ def resize(
     *,
     interpolation: Interpolation = "bilinear",
     fill: tuple[int, ...] = (0, 0, 0),
-    box: Box | None = None,
 ) -> Image.Image:
     """Return an upright picture in mode L, RGB or F at the placement's target size.
 
     ``fill`` is the color (R, G, B) of a margin. Mode F is for gray of 16 bits: white is 65,535.
+    ``image`` may be smaller than the source, since a decoder may have scaled it down.
 
     Pixels are those of Pillow's ``resize`` of the whole picture, then cropped or padded, to the
-    bit.
-
-    With ``box``, only the pixels inside the target are computed, in one step. ``box`` is the part
-    of ``image`` that shows the whole source, since a decoder may already have scaled it down. The
-    result differs from the exact one by a level here and there, because Pillow keeps boxes in
-    single precision. If nearly all of an enormous resized picture would be cropped, it is always
-    computed in this way.
+    bit. Raises DecodeError for an extreme strip, which would take gigabytes.
     """
-    left, top, right, bottom = placement.visible
-    pixels_cut_off = math.prod(placement.resized) - (right - left) * (bottom - top)
-    if box is None and pixels_cut_off > max(_MAX_CUT_OFF, 8 * math.prod(placement.target)):
-        box = (0.0, 0.0, float(image.width), float(image.height))
-    resample = Image.Resampling[interpolation.upper()]
-    image = (
-        _resize_whole(image, placement, resample)
-        if box is None
-        else _resize_visible(image, placement, resample, box)
-    )
+    if math.prod(placement.resized) > max(_MAX_RESIZED, 8 * math.prod(placement.target)):
+        width, height = placement.source
+        raise DecodeError(
+            f"its sides are too unlike ({width:,}×{height:,}) to cover the stored size. Use --fit "
+            "pad or squash"
+        )
+    image = _resize_whole(image, placement, Image.Resampling[interpolation.upper()])
     if image.size == placement.target:
         return image
     color: Any = fill
@@ -190,23 +180,6 @@ def _resize_whole(
     image = image.resize((width, height), resample)
     visible = (left, top, right, bottom)
     return image if visible == (0, 0, width, height) else image.crop(visible)
-
-
-def _resize_visible(
-    image: Image.Image, placement: Placement, resample: Image.Resampling, box: Box
-) -> Image.Image:
-    """Compute the visible part alone, out of the part of ``image`` that shows it."""
-    left, top, right, bottom = placement.visible
-    box_left, box_top, box_right, box_bottom = box
-    scale_x = (box_right - box_left) / placement.resized[0]
-    scale_y = (box_bottom - box_top) / placement.resized[1]
-    source = (
-        box_left + left * scale_x,
-        box_top + top * scale_y,
-        min(box_left + right * scale_x, box_right),
-        min(box_top + bottom * scale_y, box_bottom),
-    )
-    return image.resize((right - left, bottom - top), resample, box=source)
 
 
 #: EXIF orientation → what Pillow does to a stored picture to show it upright.
@@ -238,14 +211,6 @@ def turn_mask(mask: np.ndarray, orientation: int) -> np.ndarray:
 def turn_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     """Return the (width, height) that `turn` gives a picture of this size."""
     return size[::-1] if orientation >= 5 else size
-
-
-def turn_box(box: Box, size: tuple[int, int], orientation: int) -> Box:
-    """Return where `turn` brings a box of a picture of ``size`` (width, height)."""
-    corners = np.reshape(box, (2, 2)) - 0.5  # as points, whose (0, 0) is the center of a pixel
-    corners = np.sort(turn_points(corners, size, orientation) + 0.5, axis=0)
-    left, top, right, bottom = corners.ravel().tolist()
-    return left, top, right, bottom
 
 
 def turn_points(points: np.ndarray, size: tuple[int, int], orientation: int) -> np.ndarray:

@@ -1,87 +1,76 @@
-"""Converts the rows of a build that are not done yet, with the worker pool."""
+"""What a worker does with a chunk of rows: it converts them, and writes pixels and records."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from memload.building.inherited import check_positions, positions
-from memload.building.journal import DONE, is_intact
+from memload.building.conversion import AnySettings
+from memload.building.extra_arrays import MissingArrayError
+from memload.building.open_files import reopen_files
 from memload.building.pillow_warnings import quiet_pillow
-from memload.building.pool import Chunk, run
-from memload.building.progress import Show
-from memload.building.sources.record import Source, optional
-from memload.building.target import RowTarget
-from memload.building.worker import RowWork, SampleCheck, runs_user_code, spread
-from memload.errors import BuildError, DecodeError
-
-OnError = Literal["skip", "raise"]
+from memload.building.pool import Chunk, NoteRow, run
+from memload.building.record import (
+    DONE,
+    REJECTED,
+    crc32_field,
+    names_of_boxes,
+    names_of_points,
+    set_boxes,
+    set_columns,
+)
+from memload.building.shard import Shard, ShardFiles
+from memload.errors import BuildError, DecodeError, describe_error
+from memload.sources.samples import Record, Source
 
 #: A chunk has at most this many rows, and fewer if some workers would get less than four chunks.
 _CHUNK_ROWS = 32
 #: A chunk that follows the source's groups has at most so many. A killed build loses its chunks.
 _MAX_GROUP_ROWS = 4096
 
+#: The largest block, just below 32 MiB, that teaches glibc to reuse freed memory.
+_LARGE_BLOCK = (32 << 20) - (64 << 10)
 
-def convert_rows(
-    target: RowTarget,
-    *,
-    num_workers: int,
-    timeout: float,
-    on_error: OnError,
-    show: Show,
-    discard: Callable[[], None],
-) -> int:
-    """Convert all rows that are not done; return how many they were.
+#: A reason is cut to this many characters, as an exception may quote a whole file.
+_MAX_REASON = 1000
 
-    ``show`` is told of each chunk that is done. ``discard`` removes all rows, and is called if
-    samples may be mixed up, which no checksum would show. Raises BuildError, and DecodeError if
-    ``on_error`` is ``"raise"``.
-    """
-    _check_finished_samples(target, num_workers, timeout)
+#: So many finished rows are converted again when a build goes on.
+_COMPARED_ROWS = 8
+
+
+class Conversion(NamedTuple):
+    """How the rows of a source are converted, and by how many processes."""
+
+    source: Source
+    settings: AnySettings
+    num_workers: int  #: 0 for this process
+    timeout: float  #: seconds for one row
+    prints: bool  #: whether the source runs code of the user's, whose output is shown
+
+
+class ChunkResult(NamedTuple):
+    """What came of a chunk of rows."""
+
+    converted: int  #: rows that were not done before
+    rejects: Sequence[tuple[int, str]]  #: row and reason
+
+
+def convert_rows(conversion: Conversion, shard: Shard) -> Iterator[tuple[Chunk, ChunkResult]]:
+    """Convert the rows of a shard that are not done. Yields each chunk when it is done."""
     Image.preinit()  # or else each worker would load Pillow's formats, for each shard anew
     results = run(
-        functools.partial(RowWork, target, in_worker=num_workers > 0),
-        chunks_of(target.source, target.journal.first_row, target.journal.stop_row, num_workers),
-        num_workers=num_workers,
-        timeout=timeout,
+        functools.partial(ConvertRows, conversion, shard),
+        chunks_of(conversion.source, shard.start, shard.stop, conversion.num_workers),
+        num_workers=conversion.num_workers,
+        timeout=conversion.timeout,
     )
-    converted = rejected = 0
-    is_checked = num_workers > 0 and runs_user_code(target.source)
-    before = positions() if is_checked else {}
-    with contextlib.closing(results), quiet_pillow():
-        for chunk, outcome in results:
-            converted += outcome.converted
-            rejected += len(outcome.rejects)
-            show(chunk.stop - chunk.start, rejected)
-            if outcome.rejects and on_error == "raise":
-                _raise_reject(target.source, *outcome.rejects[0])
-    try:
-        check_positions(before)
-    except BuildError:
-        discard()
-        raise
-    return converted
-
-
-def _check_finished_samples(target: RowTarget, num_workers: int, timeout: float) -> None:
-    """Convert up to eight finished samples again. Raises BuildError if one of them has changed.
-
-    This is for samples without a file. The state of a file shows a change.
-    """
-    if not target.is_resumed:
-        return
-    records = target.journal.mapped()
-    found = np.flatnonzero((records["status"] == DONE) & (records["file_state"][:, 0] < 0))
-    found = found[spread(len(found))].tolist()
-    rows = [target.journal.first_row + row for row in found if is_intact(records[row])]
-    if rows:
-        make = functools.partial(SampleCheck, target, in_worker=num_workers > 0)
-        chunks = (Chunk(row, row + 1) for row in rows)
-        list(run(make, chunks, num_workers=min(num_workers, 1), timeout=timeout))
+    with closing(results), quiet_pillow():
+        yield from results
 
 
 def chunks_of(source: Source, start: int, stop: int, num_workers: int) -> Iterator[Chunk]:
@@ -92,7 +81,7 @@ def chunks_of(source: Source, start: int, stop: int, num_workers: int) -> Iterat
     """
     largest = max(1, (stop - start) // (4 * max(1, num_workers)))
     size = min(_CHUNK_ROWS, largest)
-    groups: Sequence[int] = optional(source).group_starts or ()
+    groups: Sequence[int] = getattr(source, "group_starts", None) or ()
     ends = [*(group for group in groups if start < group < stop), stop]
     for end in ends:
         if end - start > min(largest, _MAX_GROUP_ROWS):
@@ -105,11 +94,211 @@ def chunks_of(source: Source, start: int, stop: int, num_workers: int) -> Iterat
         start = end
 
 
-def _raise_reject(source: Source, row: int, reason: str) -> None:
-    key, root = source.keys[row], optional(source).root
-    what = "that sample" if root is None else f"{root}/{key}"
-    raise DecodeError(
-        f"{reason}. Mend or remove {what} and build again, or leave such samples out with "
-        "--on-error skip (on_error='skip' in Python).",
-        key=key,
-    )
+class _Converter:
+    """Converts single samples. It is made in the worker."""
+
+    def __init__(self, conversion: Conversion) -> None:
+        self.source, self.settings = conversion.source, conversion.settings
+        self.schema = self.source.schema
+        self.points, self.boxes = names_of_points(self.schema), names_of_boxes(self.schema)
+        texts = {**getattr(self.source, "categories", {}), "label": self.source.classes}
+        #: how many texts the columns of labels and categories count into
+        self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
+        in_worker = conversion.num_workers > 0
+        # A worker ignores SIGINT. So a KeyboardInterrupt there comes from the user's code, and
+        # rejects the sample, like any other exception.
+        self.sample_errors = BaseException if in_worker else Exception
+        if in_worker:
+            Image.MAX_IMAGE_PIXELS = None  # --max-pixels is the limit
+            # glibc maps large blocks anew each time, with page faults, until it has seen one as
+            # large freed: 2 % of the time for a picture with Pillow, 10 % with pillow-simd.
+            bytes(_LARGE_BLOCK)
+            reopen_files()
+            if not conversion.prints:  # libtiff prints every fault of a file
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def convert(
+        self, row: int, record: np.void, sample: Record | Exception | None = None
+    ) -> tuple[list[bytes], str]:
+        """Convert a sample and fill its record.
+
+        Returns its rows, one for each array, or why it cannot be used. Raises BuildError if this
+        process or machine lacks something.
+        """
+        try:
+            if sample is None:
+                sample = self.source[row]
+            if isinstance(sample, Exception):
+                raise sample
+            converted = self.settings.convert(sample, self.points, self.boxes)
+            set_columns(record, self.schema, converted.columns)
+            for name, count in self.num_texts.items():
+                number = record[f"column/{name}"]
+                if not 0 <= number < count:
+                    raise DecodeError(f"{name} {number} is not within 0 to {count - 1}")
+        except BuildError:
+            raise
+        except MemoryError as error:
+            raise BuildError(
+                f"There is not enough memory to convert {self.source.keys[row]}. Free some, or use "
+                "fewer workers (--num-workers), then run the same command again: it goes on where "
+                "it stopped."
+            ) from error
+        except self.sample_errors as error:  # a data set's own code may raise anything
+            if isinstance(error, MissingArrayError) and isinstance(sample, Record):
+                self._note_missing(sample, record)
+            reason = describe_error(error)
+            if isinstance(error, DecodeError):
+                reason = str(error.reason) or "no reason was given"
+            return [], reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
+        record["status"], record["flags"] = DONE, converted.flags
+        record["size"], record["crc32"] = converted.source_size, zlib.crc32(converted.pixels)
+        record["total"], record["squares"] = converted.total, converted.squares
+        record["remarks"] = converted.remarks
+        for array, extra in zip(self.settings.extra_arrays, converted.extra_arrays, strict=True):
+            record[crc32_field(array.name)] = zlib.crc32(extra.data)
+            record[f"is_missing/{array.name}"] = extra.is_missing
+            record[f"ids/{array.name}"] = extra.ids
+        for name in self.boxes:
+            set_boxes(record, name, sample.columns[name])
+        return [converted.pixels, *(extra.data for extra in converted.extra_arrays)], ""
+
+    def _note_missing(self, sample: Record, record: np.void) -> None:
+        """Keep for a note which arrays a rejected sample lacks."""
+        for array in self.settings.extra_arrays:
+            record[f"is_missing/{array.name}"] = sample.arrays.get(array.name) is None
+
+
+class ConvertRows:
+    """The work of `convert_rows`. It is made in the worker."""
+
+    def __init__(self, conversion: Conversion, shard: Shard) -> None:
+        self.shard = shard
+        self.converter = _Converter(conversion)
+        self.files = ShardFiles(shard)
+
+    def close(self) -> None:
+        """Close the files of the shard."""
+        self.files.close()
+
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
+        """Convert those rows of a chunk that are not done."""
+        records = self.files.read_records(chunk.start, chunk.stop)
+        rows = []
+        for row in range(chunk.start, chunk.stop):
+            note_row(row)
+            if not self._is_done(row, records[row - chunk.start]):
+                rows.append(row)
+        samples = self._read_together(chunk, rows, note_row)
+        rejects = []
+        for row in rows:
+            note_row(row)
+            record = np.zeros(1, records.dtype)[0]
+            contents: list[bytes] = []
+            reason = chunk.lost.get(row, "")
+            if not reason:
+                contents, reason = self.converter.convert(row, record, samples.pop(row, None))
+            if reason:
+                rejects.append((row, reason))
+                self._reject(row, record, reason)
+            else:
+                self.files.write_row(row, contents)
+            records[row - chunk.start] = record
+        if rows:
+            self.files.write_records(chunk.start, records)
+        return ChunkResult(len(rows), rejects)
+
+    def _is_done(self, row: int, record: np.void) -> bool:
+        """Say whether a row was converted, and its pixels are as they were then."""
+        return record["status"] == DONE and all(
+            zlib.crc32(self.files.read_row(row, number)) == record[crc32_field(array.name)]
+            for number, array in enumerate(self.shard.arrays)
+        )
+
+    def _read_together(
+        self, chunk: Chunk, rows: list[int], note_row: NoteRow
+    ) -> dict[int, Record | Exception]:
+        """Return samples of a chunk, or nothing if the source gives them one by one.
+
+        If that fails, each is asked for alone. So are those of a chunk that has ended a worker,
+        since the row that has done it is to be found.
+        """
+        source = self.converter.source
+        if not rows or chunk.is_retried or not hasattr(source, "__getitems__"):
+            return {}
+        note_row(rows[0])
+        try:
+            return dict(zip(rows, source.__getitems__(rows), strict=True))
+        except BuildError:  # a server is gone
+            raise
+        except self.converter.sample_errors:
+            return {}
+
+    def _reject(self, row: int, record: np.void, reason: str) -> None:
+        """Keep the reason, and make the row all zeros: a killed worker may have written it."""
+        record["status"] = REJECTED
+        for array in self.shard.arrays:
+            record[crc32_field(array.name)] = zlib.crc32(bytes(array.row_bytes))
+        self.files.blank_row(row)
+        self.files.write_reason(row, reason)
+
+
+def compare_rows(conversion: Conversion, shards: Sequence[Shard]) -> str:
+    """Convert up to eight finished rows again. Returns what is different, or nothing.
+
+    That shows if the source, memload or a library is another one than when the rows were converted.
+    """
+    begun = [shard for shard in shards if shard.is_done or shard.journal.exists()]
+    chosen = [begun[number] for number in _spread(len(begun))]
+    per_shard = -(-_COMPARED_ROWS // max(1, len(chosen)))
+    for shard in chosen:
+        rows = shard.rows_done()
+        chunks = [Chunk(row, row + 1) for row in rows[_spread(len(rows))[:per_shard]].tolist()]
+        results = run(
+            functools.partial(_CompareRows, conversion, shard),
+            iter(chunks),
+            num_workers=min(conversion.num_workers, 1),
+            timeout=conversion.timeout,
+        )
+        with closing(results), quiet_pillow():
+            for _, difference in results:
+                if difference:
+                    return str(difference)
+    return ""
+
+
+def _spread(count: int) -> np.ndarray:
+    """Return up to eight positions among ``count``, evenly spread."""
+    return np.linspace(0, count - 1, min(_COMPARED_ROWS, count)).round().astype(int)
+
+
+class _CompareRows:
+    """The work of `compare_rows`. Nothing is written."""
+
+    def __init__(self, conversion: Conversion, shard: Shard) -> None:
+        self.converter = _Converter(conversion)
+        self.records, self.start = shard.records(), shard.start
+
+    def close(self) -> None:
+        pass
+
+    def __call__(self, chunk: Chunk, note_row: NoteRow) -> str:
+        row = chunk.start
+        note_row(row)
+        before = self.records[row - self.start]
+        record = np.zeros(1, before.dtype)[0]
+        reason = chunk.lost.get(row) or self.converter.convert(row, record)[1]
+        name = self.converter.source.keys[row]
+        if reason:
+            return f"{name} could be used, and now cannot: {reason:.200}"
+        record["check"] = before["check"]
+        other = [field for field in before.dtype.names or () if not _is_same(before, record, field)]
+        if not other:
+            return ""
+        if "crc32" in other:
+            return f"{name} has other pixels"
+        return f"{name} has another {other[0].rpartition('/')[2]!r}"
+
+
+def _is_same(before: Any, now: Any, field: str) -> bool:
+    return bool(before[field].tobytes() == now[field].tobytes())

@@ -9,7 +9,8 @@ from PIL import Image
 
 from memload.building.decoders import (
     INVERSE,
-    decode_error,
+    decoding,
+    enough_memory,
     open_image,
     orientation_of,
     tile_pixels,
@@ -18,7 +19,6 @@ from memload.building.decoders import (
 from memload.building.depth import is_deep_gray, largest_value, png_raw_mode
 from memload.building.files import read_value
 from memload.building.resizing import turn_mask
-from memload.building.sources.record import FileState
 from memload.errors import DecodeError, describe_error
 from memload.storage.format import read_npy_header
 
@@ -35,13 +35,13 @@ _FEW_BITS = {"L;2": 3, "L;4": 15}
 _PHOTOMETRIC, _SAMPLE_FORMAT, _SIGNED = 262, 339, 2
 
 
-def read_array(value: Any, max_pixels: int) -> tuple[np.ndarray, FileState]:
-    """Return the array of a value as `Record` has it, and the state of its file.
+def read_array(value: Any, max_pixels: int) -> np.ndarray:
+    """Return the array of a value as `Record` has it. Files and pictures are decoded.
 
-    Files and pictures are decoded. Raises DecodeError.
+    Raises DecodeError.
     """
-    data, file_state = read_value(value, max_pixels)
-    return data if isinstance(data, np.ndarray) else decode_values(data, max_pixels), file_state
+    data = read_value(value, max_pixels)
+    return data if isinstance(data, np.ndarray) else decode_values(data, max_pixels)
 
 
 def decode_values(
@@ -54,7 +54,7 @@ def decode_values(
     A PIL image, which a data set may have changed, has the values that it has for NumPy. ``check``
     is called with a picture before it is decoded.
     """
-    try:
+    with decoding(max_pixels):
         if isinstance(data, Image.Image):
             check(data)
             return np.asarray(data)
@@ -62,11 +62,8 @@ def decode_values(
             return _read_npy(data)
         image = _open_picture(data, max_pixels)
         check(image)
-        return _picture_values(image)
-    except DecodeError:
-        raise
-    except Exception as error:  # Pillow raises anything for a damaged file
-        raise decode_error(error, data, max_pixels) from error
+        with enough_memory(image):
+            return _picture_values(image)
 
 
 def is_npy(data: bytes | Image.Image) -> bool:

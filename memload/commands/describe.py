@@ -22,7 +22,7 @@ from memload.wording import counted, listed, shape_text
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(path: str | None, environment: bool, as_json: bool) -> None:
     """Describe a data set (OUT.BIN or an index), or the software that memload runs on. While it is
-    being built, say how far that is, on which machines, and what is stuck.
+    being built, say how far that is.
     """
     if (path is None) == (not environment):
         raise click.UsageError("Give either OUT.BIN or --environment.")
@@ -39,8 +39,8 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
         print_json({**facts, **({} if status is None else {"unfinished_build": status.as_dict()})})
         return
     _print_facts(facts)
-    for line in () if status is None else status.lines():
-        echo(line)
+    if status is not None:
+        echo(str(status))
 
 
 def _print_facts(facts: dict[str, Any]) -> None:

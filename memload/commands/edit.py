@@ -135,7 +135,7 @@ def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite:
     help="Samples without a line in TABLE are an error, are left out, or keep what they have.",
 )
 @click.option(
-    "--classes-from",
+    "--classes",
     "classes",
     metavar="FILE",
     help="Data set whose classes the labels count into, or a text file with a name a line.",

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 import click
 
@@ -52,26 +51,22 @@ def memory(text: str) -> int:
     return found
 
 
-def part(text: str) -> tuple[int, int] | Literal["auto"]:
-    """Parse I/N for ``--part``, or ``auto``."""
-    if text == "auto":
-        return "auto"
+def part(text: str) -> tuple[int, int]:
+    """Parse I/N for ``--part``."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if not match:
-        raise click.BadParameter(
-            f"{text!r} is no part. Give I/N, such as 0/8 for the first of 8, or auto."
-        )
-    from memload.building.checks import part_problem
-
+        raise click.BadParameter(f"{text!r} is no part. Give I/N, such as 0/8 for the first of 8.")
     number, count = int(match[1]), int(match[2])
-    if problem := part_problem(number, count):
-        raise click.BadParameter(f"part {problem}")
+    if number >= count:
+        raise click.BadParameter(
+            f"part {number} of {count} does not exist. Parts are counted from 0."
+        )
     return number, count
 
 
 def reject_limit(text: str) -> str:
     """Check the value of ``--max-rejects``."""
-    from memload.building.rejects import RejectLimit
+    from memload.building.summary import RejectLimit
 
     try:
         RejectLimit(text)
@@ -95,21 +90,15 @@ def named(text: str) -> tuple[str, str]:
     return _pair(text, "NAME=PATTERN", "a name and a pattern such as 'landmarks=x*,y*'")
 
 
-def boxes(text: str) -> tuple[str, str]:
-    """Parse NAME=PATTERN or NAME=K for ``--boxes``."""
-    example = "a name and a pattern such as 'boxes=x1*,y1*,x2*,y2*', or, for tars, boxes=100"
-    return _pair(text, "NAME=PATTERN or NAME=K", example)
-
-
 def optionally_named(text: str) -> tuple[str, str]:
-    """Parse NAME=PATTERN or NAME for ``--points``."""
+    """Parse NAME=PATTERN or NAME for ``--points`` and ``--boxes``."""
     return named(text) if "=" in text or not text else (text, "")
 
 
 def mask(text: str) -> tuple[str, str]:
-    """Parse FOLDER or NAME=FOLDER for ``--masks``. Without a name, it is empty."""
+    """Parse FOLDER or NAME=FOLDER for ``--mask``. Without a name, it is ``mask``."""
     if text and ("=" not in text or os.path.isdir(text)):  # noqa: PTH112  # pathlib slows --help
-        return "", text
+        return "mask", text
     return _pair(text, "[NAME=]FOLDER", "a folder such as masks/ or parts=parts/")
 
 

@@ -13,6 +13,7 @@
 - measurements.py: runs stages of `memload.bench`, one after another, until their time is over.
 - loader_measurer.py: how long a batch of a Loader takes, and its parts.
 - dataloader_measurer.py: the same of torch's DataLoader.
+- file_systems.py: which file system a folder is on.
 - disk.py: what both of them take from the disk.
 - times.py: what was measured, as numbers.
 - judging.py: these numbers in, sentences out.

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from memload.bench.setting import file_bytes
-from memload.building.file_systems import mount_of, object_storage
 from memload.doctor.checks import Check
+from memload.doctor.file_systems import mount_of, object_storage
 from memload.errors import MemloadError
 from memload.feeds.choice import choose_feed, free_memory
 from memload.feeds.copies import RowCopies

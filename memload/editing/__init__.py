@@ -15,6 +15,7 @@
 `join`                  arrays of other data sets and NPY files, beside the images
 `relabel`               labels and other columns, from a table
 `rename`                another name for pixels and index together
+`named_lines`           the lines of a table, by the names of samples
 `columns`               labels and other columns, from arrays and lists
 `matching`              which samples stand for the same picture, by their names
 `npy`                   NPY files of other programs
@@ -26,7 +27,11 @@
 `encoding`              … rows as PNG, JPEG and NPY
 `facts`                 … keys, labels and columns as text
 `file_names`            … paths for keys, which are not trusted
+`cells`                 … the columns of its table
 `aside`                 files in a temporary folder, renamed once they are complete
+`lock`, `checked_json`  who writes into such a folder
+`destination`           the files of a copy: whether they may be written; renaming them
+`writer`                rows into shards
 `threads`               work whose results come in order
 `selected`              some samples of a data set, and their rows
 ======================  ============================================================================

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from memload.building.lock import locked
+from memload.editing.lock import locked
 from memload.errors import BuildError, MemloadError
 from memload.storage.index import sync
 

@@ -164,7 +164,7 @@ def _check_classes(indexes: Sequence[Index]) -> None:
         other = next(index for index in labelled if index.classes is None)
         raise ValueError(
             f"The labels of {other.path} are numbers without names of classes, but those of "
-            f"{named[0].path.name} have names. Build it with '--classes-from "
+            f"{named[0].path.name} have names. Build it with '--classes "
             f"{named[0].path.name}', or give it names with 'memload relabel'."
         )
 

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.building.conversion import stored_sums
-from memload.building.destination import (
+from memload.building.progress import Show
+from memload.building.progress import progress as progress_of
+from memload.building.summary import moments
+from memload.editing.aside import clear, temporary_folder
+from memload.editing.destination import (
     check_not_read,
     check_output,
     is_partly_published,
     publish,
     publish_before_another,
 )
-from memload.building.progress import Show
-from memload.building.progress import progress as progress_of
-from memload.building.statistics import moments
-from memload.building.writer import ShardWriter, parse_shard_size, rows_per_shard, with_shards
-from memload.editing.aside import clear, temporary_folder
 from memload.editing.report import EditReport, report_on
 from memload.editing.selected import CheckedRows, select
 from memload.editing.threads import in_order
+from memload.editing.writer import ShardWriter, parse_shard_size, rows_per_shard, with_shards
 from memload.errors import BuildError
 from memload.storage.format import output_paths
 from memload.storage.index import Array, Index, class_counts, sync

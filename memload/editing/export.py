@@ -15,14 +15,14 @@ from typing import Any, Literal, get_args
 
 from memload.building.decoders import MODE_OF_STORED
 from memload.building.progress import progress as progress_of
-from memload.building.sources.exported import TABLE
-from memload.building.sources.matching import stem_of
 from memload.editing.aside import written_aside
+from memload.editing.cells import TABLE
 from memload.editing.encoding import Encoder
 from memload.editing.facts import are_readable, classes_in_use
 from memload.editing.selected import select
 from memload.editing.threads import in_order
 from memload.editing.writers import FolderWriter, TarWriter, array_folders, member_ending
+from memload.sources.matching import stem_of
 from memload.storage.index import Index
 from memload.storage.shards import describe
 from memload.wording import counted
@@ -210,5 +210,5 @@ def _command(index: Index, output: Path, beside: Mapping[str, Path], format: str
         for name in index.boxes:
             words += ["--boxes", f"{name}={index.columns[name].shape[1]}"]
     if index.classes is not None and not _are_found_again(index):
-        words += ["--classes-from", str(index.path)]
+        words += ["--classes", str(index.path)]
     return shlex.join(words)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from memload.building.sources.exported import KEY, PATH, Kind, cell_names
+from memload.editing.cells import Kind, cell_names
+from memload.sources.tables import KEY, PATH
 from memload.storage.index import Index
 
 
@@ -40,7 +41,7 @@ class Table:
     """The same as the lines of a table, one cell for each number.
 
     ``header`` has the names of its columns: ``key``, ``label``, then the others. Arrays have a cell
-    for each number, see `memload.building.sources.exported`.
+    for each number, see `memload.editing.cells`.
 
     Labels are names of classes, or the numbers of the classes where these are not `are_readable`.
     """

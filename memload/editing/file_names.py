@@ -4,8 +4,8 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Sequence
 
-from memload.building.sources.exported import TABLE
-from memload.building.sources.matching import stem_of
+from memload.editing.cells import TABLE
+from memload.sources.matching import stem_of
 
 #: The limit of file systems for the name of a file or a folder.
 _MAX_NAME_BYTES = 255

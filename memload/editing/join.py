@@ -254,7 +254,7 @@ def _check_orientation(first: Index, name: str, other: Index, positions: np.ndar
         raise ValueError(
             f"{name}: for {len(differ):,} of {len(first):,} samples, only one of picture and mask "
             f"was turned as its EXIF orientation says ({names}: {was}). Build them together with "
-            "'memload build --masks', or the images with --no-exif and the masks with --mode mask."
+            "'memload build --mask', or the images with --no-exif and the masks with --mode mask."
         )
 
 

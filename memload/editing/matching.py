@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memload.building.sources import matching
+from memload.sources.matching import match
 from memload.storage.index import Index
 
 
@@ -39,22 +39,9 @@ def match_or_raise(keys: Sequence[str], names: Sequence[str], owner: str) -> np.
     >>> match_or_raise(["a/1.jpg", "b/2.jpg"], ["b/2.png"], "masks.bin")
     array([-1,  0])
     """
-    positions, conflict = matching.match(list(keys), list(names))
-    if conflict is not None:
-        key, name = conflict.keys[0], conflict.names[0]
-        if len(conflict.names) == len(conflict.keys):
-            raise ValueError(
-                f"{owner} has {name!r:.200} and {conflict.names[1]!r:.200} in different folders, "
-                f"but {key!r:.200} and {conflict.keys[1]!r:.200} have no such folders. Give both "
-                "the same folders."
-            )
-        if len(conflict.names) == 2:
-            raise ValueError(
-                f"{owner} has {name!r:.200} and {conflict.names[1]!r:.200}, which both fit "
-                f"{key!r:.200}. Rename or remove one of them."
-            )
+    try:
+        return match(keys, names)
+    except ValueError as error:
         raise ValueError(
-            f"{name!r:.200} in {owner} fits both {key!r:.200} and {conflict.keys[1]!r:.200}. Name "
-            "it with its folder, as the samples are."
-        )
-    return positions
+            f"{owner}: {error}. Give both the same folders, or rename or remove one of them."
+        ) from None

@@ -6,14 +6,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from memload.building.sources.classes import read_classes
-from memload.building.sources.columns import ColumnCollector
-from memload.building.sources.matching import stem_of
-from memload.building.sources.table import NamedLines
 from memload.editing.columns import NewColumn, renumbered, replace_columns
 from memload.editing.matching import match_samples
+from memload.editing.named_lines import NamedLines
 from memload.editing.report import EditReport, check_index_output, report_on
 from memload.errors import SourceError
+from memload.sources.columns import Columns
+from memload.sources.matching import stem_of
+from memload.sources.opening import read_classes
 from memload.storage.index import Index
 from memload.wording import counted, listed
 
@@ -143,7 +143,7 @@ def _notes_on_lines(
         yield f"{count} {verb} to no sample: {listed([names[line] for line in unused[:4]], 3)}"
 
 
-def _columns(index: Index, columns: ColumnCollector, table: Path) -> dict[str, NewColumn]:
+def _columns(index: Index, columns: Columns, table: Path) -> dict[str, NewColumn]:
     """Return the columns of a table. Raises ValueError if one that is there could not be read."""
     stale = [name for name in columns.skipped if name in index.columns]
     if stale:

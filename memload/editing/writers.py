@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from memload.building.sources.exported import PATH, TABLE
+from memload.editing.cells import TABLE
 from memload.editing.facts import Facts, Table
 from memload.editing.file_names import file_stems, folder_names, safe_name
+from memload.sources.tables import PATH
 from memload.storage.index import Index, sync
 
 

@@ -5,7 +5,7 @@ accelerate launch --num_processes 2 accelerate_example.py TRAIN.bin VAL.bin --ep
 
 It trains on GPUs, with one process for each, or on the CPU if there are none: then launch it with --cpu. `prepare`
 returns the Loader unchanged. The Loader finds its rank itself, and its batches are on the device that it was given. The
-classes of VAL.bin must have the numbers that they have in TRAIN.bin: build it with `--classes-from TRAIN.bin`.
+classes of VAL.bin must have the numbers that they have in TRAIN.bin: build it with `--classes TRAIN.bin`.
 """
 
 import argparse

@@ -15,7 +15,7 @@ Unlike Lightning and Accelerate, the Trainer does not take a Loader as it is. Th
 It trains on GPUs, with one process for each, or on the CPU if there are none. Use torchrun: if one process sees several
 GPUs, the Trainer splits each batch between them. Several processes on the CPU need transformers 5.23 to continue from a
 checkpoint; 5.17 loads the optimizer's state to "cpu:0". The classes of VAL.bin must have the numbers that they have in
-TRAIN.bin: build it with `--classes-from TRAIN.bin`.
+TRAIN.bin: build it with `--classes TRAIN.bin`.
 """
 # ruff: noqa: D101, D102 - the Trainer prescribes these names
 

@@ -6,7 +6,7 @@ It trains on GPUs, or on the CPU if there are none. Lightning uses the Loader un
 itself. Lightning saves the Loader's state in its checkpoints, so training continues at the exact sample. Neither
 `use_distributed_sampler` nor `set_epoch` is needed. With `overfit_batches`, leave out `shuffle=True`: Lightning cannot
 replace the order of a Loader. The classes of VAL.bin must have the numbers that they have in TRAIN.bin: build it with
-`--classes-from TRAIN.bin`.
+`--classes TRAIN.bin`.
 """
 # ruff: noqa: D101, D102 - Lightning prescribes these names
 

@@ -5,7 +5,7 @@ torchrun --nproc-per-node 2 plain.py TRAIN.bin VAL.bin --epochs 3 --checkpoint p
 
 It trains on GPUs, with one process for each, or on the CPU if there are none. If the checkpoint exists, training
 continues at the exact sample, even with another number of processes. The classes of VAL.bin must have the numbers that
-they have in TRAIN.bin: build it with `--classes-from TRAIN.bin`.
+they have in TRAIN.bin: build it with `--classes TRAIN.bin`.
 """
 
 import argparse

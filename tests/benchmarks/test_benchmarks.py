@@ -33,10 +33,6 @@ TINY = {
         "cpu, images alone / np.take",
     ],
     "opening --samples 2000": ["memload build --help (ms)", "open", "subset of all"],
-    "parts --rows 2000 --shard 50 --parts 4 --images 12": [
-        *("time (s)", "peak memory (MB)", "a shard", "on the disk", "one machine")
-    ],
-    "plan --images 20": ["photographs", "small pictures", "tar, predicted / built"],
     "records --records 60": ["tar"],
     "sources --count 12 --side 32 --only tar memload": ["folder", "tar", "tar / folder"],
     "shards --megabytes 20 --rows 16": ["12 KiB", "147 KiB"],
@@ -44,7 +40,7 @@ TINY = {
     "train_step --toy --images 64 --seconds 0.01 --workers 1": [
         *("synthetic", "Loader, cpu", "the same in CudaPrefetcher", "synthetic, again")
     ],
-    "train_step --masks --toy --images 64 --seconds 0.01": ["synthetic", "Loader, cpu, train(64)"],
+    "train_step --mask --toy --images 64 --seconds 0.01": ["synthetic", "Loader, cpu, train(64)"],
     "train_step --recipe imagenet_v2 --toy --images 64 --seconds 0.01": [
         *("synthetic", "Loader, cpu, imagenet_v2(64)", "synthetic, again")
     ],

@@ -20,13 +20,13 @@ ROW = SIZE * SIZE * 3
 Ledger = Callable[..., dict[str, str]]
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     """The bytes of all that belongs to an output."""
     return {path.name: path.read_bytes() for path in folder.glob("out*") if path.is_file()}
 
 
 @pytest.fixture
-def spoiled(folder: Path) -> Path:
+def spoiled(folder):
     """The folder of pictures, with three that cannot be used."""
     (folder / "ant" / "bad.jpg").write_bytes(b"no image")
     (folder / "bee" / "empty.png").write_bytes(b"")
@@ -34,7 +34,7 @@ def spoiled(folder: Path) -> Path:
     return folder
 
 
-def build(source: Any, folder: Path, **options: Any) -> memload.BuildReport:
+def build(source, folder, **options):
     """Build ``out.bin`` at 16×16, in shards of six rows, however many pictures are rejected."""
     defaults = {"size": SIZE, "num_workers": 0, "shard_size": 4096 + 6 * ROW, "max_rejects": "100%"}
     options = defaults | options
@@ -44,7 +44,7 @@ def build(source: Any, folder: Path, **options: Any) -> memload.BuildReport:
 # What comes out
 
 
-def test_files_are_the_same_for_any_number_of_workers(spoiled: Path, tmp_path: Path) -> None:
+def test_files_are_the_same_for_any_number_of_workers(spoiled, tmp_path):
     written = []
     for num_workers in range(4):
         place = tmp_path / str(num_workers)
@@ -61,12 +61,10 @@ def test_files_are_the_same_for_any_number_of_workers(spoiled: Path, tmp_path: P
     ]
 
 
-def test_samples_stand_in_the_order_of_the_source_with_their_own_pixels(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_samples_stand_in_the_order_of_the_source_with_their_own_pixels(folder, tmp_path):
     build(folder, tmp_path, fit="squash", num_workers=2)
     dataset = memload.MemmapDataset(tmp_path / "out.bin")
-    assert list(dataset.keys) == list(memload.ImageFolder(folder).keys)
+    assert list(dataset.keys) == list(memload.open_source(folder).keys)
     for (image, label), key in zip(dataset, dataset.keys, strict=True):
         with Image.open(folder / key) as picture:
             direct = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
@@ -74,7 +72,7 @@ def test_samples_stand_in_the_order_of_the_source_with_their_own_pixels(
         assert dataset.classes[label] == key.split("/")[0]
 
 
-def test_statistics_are_those_of_numpy(spoiled: Path, tmp_path: Path) -> None:
+def test_statistics_are_those_of_numpy(spoiled, tmp_path):
     build(spoiled, tmp_path)
     dataset = memload.MemmapDataset(tmp_path / "out.bin")
     found = dataset.index.statistics
@@ -102,9 +100,7 @@ def test_statistics_are_those_of_numpy(spoiled: Path, tmp_path: Path) -> None:
         (None, [12]),
     ],
 )
-def test_shards_hold_as_many_rows_as_fit(
-    folder: Path, tmp_path: Path, shard_size: int | None, rows: list[int]
-) -> None:
+def test_shards_hold_as_many_rows_as_fit(folder, tmp_path, shard_size, rows):
     report = build(folder, tmp_path, shard_size=shard_size)
     dataset = memload.MemmapDataset(tmp_path / "out.bin")
     assert [shard.rows for shard in dataset.index.image.shards] == rows
@@ -118,9 +114,7 @@ def test_shards_hold_as_many_rows_as_fit(
     assert memload.verify(tmp_path / "out.bin").ok
 
 
-def test_rejected_pictures_are_listed_and_counted(
-    spoiled: Path, tmp_path: Path, ledger: Ledger
-) -> None:
+def test_rejected_pictures_are_listed_and_counted(spoiled, tmp_path, ledger):
     report = build(spoiled, tmp_path)
     assert list(ledger()) == ["ant/bad.jpg", "bee/empty.png", "cat/cut.jpg"]
     assert all(ledger().values())
@@ -133,11 +127,9 @@ def test_rejected_pictures_are_listed_and_counted(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_first_bad_picture_stops_a_build_that_shall_raise(
-    spoiled: Path, tmp_path: Path, num_workers: int
-) -> None:
+def test_the_first_bad_picture_stops_a_build_that_shall_raise(spoiled, tmp_path, num_workers):
     with pytest.raises(memload.DecodeError) as caught:
-        build(spoiled, tmp_path, num_workers=num_workers, on_error="raise")
+        build(spoiled, tmp_path, num_workers=num_workers, max_rejects=0)
     assert caught.value.key in ("ant/bad.jpg", "bee/empty.png", "cat/cut.jpg")
     assert caught.value.reason
     with pytest.raises(memload.MissingError):
@@ -147,8 +139,8 @@ def test_the_first_bad_picture_stops_a_build_that_shall_raise(
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_nothing_but_bad_pictures_is_an_error_and_leaves_the_old_data_set(
-    folder: Path, tmp_path: Path, num_workers: int
-) -> None:
+    folder, tmp_path, num_workers
+):
     build(folder, tmp_path)
     before = files(tmp_path)
     for path in folder.glob("*/*.jpg"):
@@ -169,9 +161,7 @@ def test_nothing_but_bad_pictures_is_an_error_and_leaves_the_old_data_set(
         (1, "the only one of the samples cann"),
     ],
 )
-def test_messages_call_what_is_in_a_data_set_samples(
-    tmp_path: Path, count: int, message: str
-) -> None:
+def test_messages_call_what_is_in_a_data_set_samples(tmp_path, count, message):
     with pytest.raises(memload.BuildError, match=message) as caught:
         build([np.zeros((2, 2, 3))] * count, tmp_path)
     assert "Drop ToTensor()" in str(caught.value)
@@ -179,42 +169,36 @@ def test_messages_call_what_is_in_a_data_set_samples(
 
 
 @pytest.mark.parametrize(
-    ("labels", "line", "note"),
+    ("labels", "line"),
     [
-        ([0, 4, 1], "labels 0 to 4", None),
-        ([-1, 4, 1], "labels -1 to 4", "some labels are below 0"),
-        ([0.5, 3, 1], "labels 0.5 to 3", "some labels are no integers"),
+        ([0, 4, 1], "labels 0 to 4"),
+        ([-1, 4, 1], "labels -1 to 4"),
+        ([0.5, 3, 1], "labels 0.5 to 3"),
     ],
 )
-def test_the_closing_line_shows_labels_without_names(
-    tmp_path: Path, labels: list[float], line: str, note: str | None
-) -> None:
+def test_the_closing_line_shows_labels_without_names(tmp_path, labels, line):
     report = build([(np.zeros((8, 8, 3), np.uint8), label) for label in labels], tmp_path)
     assert line in str(report)
-    notes = [found for found in report.notes if "num_classes" in found]
-    assert notes == ([f"{note}, so num_classes is not known"] if note else [])
 
 
 class Samples:
     """A data set of three samples; ``change`` makes the second one."""
 
-    def __init__(self, change: Callable[[Any], Any]) -> None:
+    def __init__(self, change):
         self.change = change
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 3
 
-    def __getitem__(self, number: int) -> tuple[Any, int]:
+    def __getitem__(self, number):
         pixels = np.full((4, 4, 3), number, np.uint8)
         return self.change(pixels) if number == 1 else pixels, number
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("error", [ValueError, memload.DecodeError])
-def test_a_reason_of_any_length_is_a_line_in_the_ledger(
-    tmp_path: Path, num_workers: int, error: type[Exception]
-) -> None:
-    def fail(pixels: np.ndarray) -> None:
+def test_a_reason_of_any_length_is_a_line_in_the_ledger(tmp_path, num_workers, error):
+    def fail(pixels):
         raise error("x" * 50_000_000)
 
     build(Samples(fail), tmp_path, num_workers=num_workers)
@@ -225,9 +209,7 @@ def test_a_reason_of_any_length_is_a_line_in_the_ledger(
 
 
 @pytest.mark.parametrize("mode", ["RGB", "array"])
-def test_a_masked_array_does_not_lose_its_mask_in_silence(
-    tmp_path: Path, mode: Any, ledger: Ledger
-) -> None:
+def test_a_masked_array_does_not_lose_its_mask_in_silence(tmp_path, mode, ledger):
     source = Samples(lambda pixels: np.ma.masked_array(pixels, mask=pixels > 0))
     build(source, tmp_path, mode=mode, size=4)
     assert ledger().keys() == {"1"}
@@ -238,8 +220,8 @@ def test_a_masked_array_does_not_lose_its_mask_in_silence(
 
 
 def test_the_size_of_the_result_is_compared_with_the_free_space_before_it_begins(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    folder, tmp_path, monkeypatch, caplog
+):
     needed, usage = 4096 + 12 * ROW, shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
     with pytest.raises(memload.BuildError, match=r"disk is too small: 12 rows of .* need 13\.3 kB"):
@@ -252,7 +234,7 @@ def test_the_size_of_the_result_is_compared_with_the_free_space_before_it_begins
     assert "free on the disk" in caplog.messages[0]
 
 
-def test_the_report_names_the_first_classes(tmp_path: Path) -> None:
+def test_the_report_names_the_first_classes(tmp_path):
     class Named(list[Any]):
         classes = ("a", "b", "c", "d")
 
@@ -267,7 +249,7 @@ def test_the_report_names_the_first_classes(tmp_path: Path) -> None:
         assert text in str(report)
 
 
-def test_a_notebook_shows_a_report_with_its_notes(folder: Path, tmp_path: Path) -> None:
+def test_a_notebook_shows_a_report_with_its_notes(folder, tmp_path):
     (folder / "ant" / "a&b.txt").write_text("not an image")
     report = build(folder, tmp_path, size=8)
     start = f"BuildReport({report.path}: 12 samples of 8×8×3 uint8, 3 classes (ant, bee, cat), "
@@ -278,10 +260,8 @@ def test_a_notebook_shows_a_report_with_its_notes(folder: Path, tmp_path: Path) 
     assert "a&amp;b.txt" in page
 
 
-def test_a_folder_that_cannot_be_written_to_is_an_error(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
+def test_a_folder_that_cannot_be_written_to_is_an_error(folder, tmp_path, monkeypatch):
+    def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
     with pytest.raises(memload.BuildError, match="no such folder for the output"):
@@ -292,9 +272,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_error(
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_it_is_quiet_where_stderr_is_no_terminal(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_quiet_where_stderr_is_no_terminal(folder, tmp_path, capfd):
     build(folder, tmp_path, num_workers=2)
     assert capfd.readouterr() == ("", "")
     build(folder, tmp_path, num_workers=2, overwrite=True, progress=True)
@@ -303,9 +281,7 @@ def test_it_is_quiet_where_stderr_is_no_terminal(
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
 @pytest.mark.parametrize("name", ["out.bin", "out.idx", "out.rejects.csv"])
-def test_what_has_the_name_of_the_output_is_left_alone(
-    folder: Path, tmp_path: Path, name: str, make: Callable[[Path], None]
-) -> None:
+def test_what_has_the_name_of_the_output_is_left_alone(folder, tmp_path, name, make):
     make(tmp_path / name)
     with pytest.raises(memload.BuildError, match=rf"{name} exists already.*--overwrite"):
         build(folder, tmp_path, shard_size=None)
@@ -326,7 +302,7 @@ def test_what_has_the_name_of_the_output_is_left_alone(
         ({"max_pixels": 200_000_000, "num_workers": 0}, "is too large for num_workers=0"),
         ({"fit": "stretch"}, "fit must be one of crop, squash, pad, not 'stretch'"),
         ({"interpolation": "linear"}, "interpolation must be one of nearest, .*, not 'linear'"),
-        ({"mode": "RGBA"}, "mode: 'RGBA' is not one of RGB, L, I;16, mask, array"),
+        ({"mode": "RGBA"}, "mode: 'RGBA' is not one of RGB, L, I;16, array"),
         ({"decoder": "cv2"}, "decoder must be one of pillow, jpeg4py, not 'cv2'"),
         ({"fill": "blackish"}, "fill: 'blackish' is not a color"),
         ({"background": (1, 2, 3)}, r"background: \(1, 2, 3\) is not a color"),
@@ -334,9 +310,7 @@ def test_what_has_the_name_of_the_output_is_left_alone(
         ({"source": "in.bin", "output": "images"}, "Are they swapped"),
     ],
 )
-def test_wrong_arguments_are_errors_before_anything_is_written(
-    folder: Path, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_arguments_are_errors_before_anything_is_written(folder, tmp_path, options, message):
     arguments = {"source": folder, "output": "out.bin"} | options
     arguments["output"] = tmp_path / arguments["output"]
     with pytest.raises(ValueError, match=message):
@@ -344,9 +318,7 @@ def test_wrong_arguments_are_errors_before_anything_is_written(
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_size_of_numpy_and_many_pixels_for_workers_are_taken(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_size_of_numpy_and_many_pixels_for_workers_are_taken(folder, tmp_path):
     build(folder, tmp_path, size=(np.int64(8), np.int32(9)), max_pixels=200_000_000, num_workers=1)
     assert memload.MemmapDataset(tmp_path / "out.bin").shape == (3, 8, 9)
 
@@ -354,7 +326,7 @@ def test_a_size_of_numpy_and_many_pixels_for_workers_are_taken(
 # What it replaces
 
 
-def test_shards_and_ledger_of_an_older_build_are_removed(spoiled: Path, tmp_path: Path) -> None:
+def test_shards_and_ledger_of_an_older_build_are_removed(spoiled, tmp_path):
     build(spoiled, tmp_path, shard_size=4096 + ROW)
     assert len(files(tmp_path)) == 15 + 2
     for name in ("ant/bad.jpg", "bee/empty.png", "cat/cut.jpg"):
@@ -364,7 +336,7 @@ def test_shards_and_ledger_of_an_older_build_are_removed(spoiled: Path, tmp_path
     assert sorted(files(tmp_path)) == ["out-precious.bin", "out.bin", "out.idx"]
 
 
-def test_shards_that_another_index_names_are_kept(folder: Path, tmp_path: Path) -> None:
+def test_shards_that_another_index_names_are_kept(folder, tmp_path):
     build(folder, tmp_path)
     shutil.copy(tmp_path / "out.idx", tmp_path / "copy.idx")
     build(folder, tmp_path, shard_size=None, overwrite=True)
@@ -375,9 +347,27 @@ def test_shards_that_another_index_names_are_kept(folder: Path, tmp_path: Path) 
     assert len(memload.MemmapDataset(tmp_path / "train.bin")) == 12
 
 
-def test_a_shard_does_not_take_the_place_of_another_data_set(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["out-00001-of-00002.bin", "out.mask.bin"])
+def test_a_file_of_another_data_set_is_not_replaced(folder, tmp_path, name):
+    mask = np.zeros((16, 16), np.uint8)
+    samples = [({"image": np.zeros((16, 16, 3), np.uint8), "mask": mask})] * 12
+    build(memload.DatasetSource(samples, masks=["mask"]), tmp_path)
+    if name == "out.mask.bin":
+        build(
+            memload.DatasetSource(samples, masks=["mask"]),
+            tmp_path,
+            shard_size=None,
+            overwrite=True,
+        )
+    before = files(tmp_path)
+    with pytest.raises(memload.BuildError, match=r"belongs to the data set out\.idx"):
+        memload.build(folder, tmp_path / name, size=8, overwrite=True)
+    assert files(tmp_path) == before
+
+
+def test_a_data_set_does_not_take_the_place_of_another_ones_shard(folder, tmp_path):
     memload.build(folder, tmp_path / "out-00000-of-00002.bin", size=8)
-    with pytest.raises(memload.BuildError, match="is the data set of out-00000-of-00002"):
+    with pytest.raises(memload.BuildError, match="belongs to the data set out-00000-of-00002"):
         build(folder, tmp_path, overwrite=True)
     assert memload.verify(tmp_path / "out-00000-of-00002.bin").ok
 
@@ -386,10 +376,8 @@ def test_a_shard_does_not_take_the_place_of_another_data_set(folder: Path, tmp_p
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_data_set_may_change_the_working_folder(
-    num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def change(pixels: np.ndarray) -> np.ndarray:
+def test_a_data_set_may_change_the_working_folder(num_workers, tmp_path, monkeypatch):
+    def change(pixels):
         os.chdir(tmp_path / "elsewhere")
         return pixels
 
@@ -402,24 +390,8 @@ def test_a_data_set_may_change_the_working_folder(
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_files_of_others_in_a_sticky_folder_are_told_before_the_first_picture(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build(folder, tmp_path)
-    before = files(tmp_path)
-    tmp_path.chmod(0o1777)
-    user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    monkeypatch.setattr(memload.ImageFolder, "__getitem__", None)
-    with pytest.raises(memload.BuildError, match="belongs to another user"):
-        build(folder, tmp_path, overwrite=True)
-    assert files(tmp_path) == before
-
-
 @pytest.mark.parametrize("output", ["a" * 8000 + "/out.bin", "a/" * 4000 + "out.bin", "a" * 300])
-def test_a_path_that_is_too_long_is_an_error_of_one_short_line(
-    folder: Path, tmp_path: Path, output: str
-) -> None:
+def test_a_path_that_is_too_long_is_an_error_of_one_short_line(folder, tmp_path, output):
     with pytest.raises(memload.BuildError, match="File name too long") as caught:
         memload.build(folder, tmp_path / f"{output}.bin")
     assert len(str(caught.value)) < 800
@@ -428,10 +400,8 @@ def test_a_path_that_is_too_long_is_an_error_of_one_short_line(
     assert len(str(caught_source.value)) < 800
 
 
-def test_what_keeps_workers_from_starting_is_not_told_as_writing(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
+def test_what_keeps_workers_from_starting_is_not_told_as_writing(folder, tmp_path, monkeypatch):
+    def refuse(*_, **__):
         raise OSError(errno.EMFILE, "Too many open files")
 
     for function in ("multiprocessing.popen_fork.Popen._launch", "socket.socketpair"):
@@ -442,7 +412,7 @@ def test_what_keeps_workers_from_starting_is_not_told_as_writing(
     assert build(folder, tmp_path, num_workers=2).samples == 12
 
 
-def test_the_closing_line_counts_the_workers_that_there_were(folder: Path, tmp_path: Path) -> None:
+def test_the_closing_line_counts_the_workers_that_there_were(folder, tmp_path):
     report = build(folder, tmp_path, num_workers=100_000)
     assert report.num_workers == 12
     assert " by 12 workers" in str(report)

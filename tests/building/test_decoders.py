@@ -7,7 +7,6 @@ import types
 import warnings
 import zlib
 from importlib import metadata
-from typing import Any
 
 import numpy as np
 import PIL
@@ -25,51 +24,51 @@ LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}, "BMP": {}, "TI
 WIDTH, HEIGHT = 53, 38
 
 
-def picture(seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+def picture(seed=0, width=WIDTH, height=HEIGHT):
     small = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8))
     return small.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def encode(image: Image.Image, format: str, **options: Any) -> bytes:
+def encode(image, format, **options):
     buffer = io.BytesIO()
     image.save(buffer, format, **options)
     return buffer.getvalue()
 
 
-def oriented(image: Image.Image, format: str, orientation: int, **options: Any) -> bytes:
+def oriented(image, format, orientation, **options):
     exif = Image.Exif()
     exif[0x0112] = orientation
     return encode(image, format, exif=exif, **options)
 
 
-def decode(data: bytes, **options: Any) -> np.ndarray:
+def decode(data, **options):
     """Return the upright pixels ``(H, W, C)``."""
     image = Decoder(**options).open(data).image
     return np.array(image).reshape(image.height, image.width, -1)
 
 
-def far(found: np.ndarray, expected: Any) -> int:
+def far(found, expected):
     """Return the largest difference."""
     return int(np.abs(found.astype(int) - np.asarray(expected).astype(int)).max())
 
 
-def reason(data: bytes, **options: Any) -> str:
+def reason(data, **options):
     with pytest.raises(DecodeError) as caught:
         decode(data, **options)
     return caught.value.reason
 
 
-def png(width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> bytes:
+def png(width, height, depth, colour, rows, extra=b""):
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     ends = _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + extra + ends
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
+def _chunk(name, data):
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def tagged(tiff: bytes, tag: int, old: int, new: int) -> bytes:
+def tagged(tiff, tag, old, new):
     """Change the value of a tag of a single number."""
     kind = 4 if tag in (256, 257) else 3
     before, after = (struct.pack("<HHII", tag, kind, 1, value) for value in (old, new))
@@ -77,12 +76,12 @@ def tagged(tiff: bytes, tag: int, old: int, new: int) -> bytes:
     return tiff.replace(before, after)
 
 
-def early_end(jpeg: bytes) -> bytes:
+def early_end(jpeg):
     """Leave out the second half of the last scan, but not the marker of the end."""
     return jpeg[: (jpeg.rindex(b"\xff\xda") + len(jpeg)) // 2] + b"\xff\xd9"
 
 
-def jpegs() -> dict[str, bytes]:
+def jpegs():
     image = picture(1)
     return {
         "4:4:4": encode(image, "JPEG", subsampling="4:4:4", quality=93),
@@ -100,7 +99,7 @@ def jpegs() -> dict[str, bytes]:
 JPEGS = jpegs()
 
 
-def _has_jpeg4py() -> bool:
+def _has_jpeg4py():
     try:
         importlib.import_module("jpeg4py").initialize()
     except (ImportError, OSError):
@@ -115,17 +114,13 @@ OPTIONS = [
         {"name": "jpeg4py"},
         marks=pytest.mark.skipif(not _has_jpeg4py(), reason="jpeg4py or libturbojpeg is missing"),
     ),
-    pytest.param(
-        {"strict": True},
-        marks=pytest.mark.skipif(decoders.simplejpeg is None, reason="simplejpeg is missing"),
-    ),
 ]
 
 
 # ---------------------------------------------------------------------------------------- optional libraries
 
 
-def no_libturbojpeg() -> None:
+def no_libturbojpeg():
     raise OSError("Could not load libjpeg-turbo library")
 
 
@@ -133,7 +128,6 @@ def no_libturbojpeg() -> None:
     ("options", "module", "found", "missing", "remedy"),
     [
         ({"name": "jpeg4py"}, "jpeg4py", None, "jpeg4py", r"memload\[jpeg4py\]'.*libturbojpeg0"),
-        ({"strict": True}, "simplejpeg", None, "simplejpeg", r"pip install 'memload\[strict\]'"),
         (
             {"name": "jpeg4py"},
             "jpeg4py",
@@ -144,13 +138,13 @@ def no_libturbojpeg() -> None:
     ],
 )
 def test_a_missing_library_is_an_error_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    module: str,
-    found: Any,
-    missing: str,
-    remedy: str,
-) -> None:
+    monkeypatch,
+    options,
+    module,
+    found,
+    missing,
+    remedy,
+):
     monkeypatch.setattr(decoders, module, found)
     Decoder()  # which needs none of them
     with pytest.raises(DependencyError, match=remedy) as caught:
@@ -159,16 +153,13 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(
     assert isinstance(caught.value, ImportError)
 
 
-def test_loaded_libraries_are_named_with_their_versions(
-    monkeypatch: pytest.MonkeyPatch, jpeg4py: Any
-) -> None:
-    simplejpeg = pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+def test_loaded_libraries_are_named_with_their_versions(monkeypatch, jpeg4py):
     monkeypatch.setattr(features, "check_feature", lambda name: name == "libjpeg_turbo")
     monkeypatch.setattr(features, "version_feature", lambda name: "9.9.9")
     usual = {"pillow": PIL.__version__, "libjpeg-turbo": "9.9.9"}
     assert loaded_libraries() == usual
-    versions = {"jpeg4py": metadata.version("jpeg4py"), "simplejpeg": simplejpeg.__version__}
-    assert loaded_libraries("jpeg4py", strict=True) == usual | versions
+    versions = {"jpeg4py": metadata.version("jpeg4py")}
+    assert loaded_libraries("jpeg4py") == usual | versions
     monkeypatch.setattr(features, "check_feature", lambda name: False)
     monkeypatch.setattr(features, "version_codec", lambda name: "9.6")
     monkeypatch.setattr(PIL, "__version__", "12.1.1.post0")
@@ -180,15 +171,12 @@ def test_loaded_libraries_are_named_with_their_versions(
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("kind", [*JPEGS, "early end", "PNG"])
-def test_the_pixels_do_not_depend_on_jpeg4py_or_strict(jpeg4py: Any, kind: str, mode: Any) -> None:
+def test_the_pixels_do_not_depend_on_jpeg4py(jpeg4py, kind, mode):
     damaged, png = early_end(JPEGS["4:4:4"]), encode(picture(), "PNG")
     data = {**JPEGS, "early end": damaged, "PNG": png}[kind]
     expected = decode(data, mode=mode)
     np.testing.assert_array_equal(decode(data, name="jpeg4py", mode=mode), expected, strict=True)
     assert Decoder("jpeg4py").open(data).used_fallback == (data == damaged)
-    if data != damaged:
-        pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
-        np.testing.assert_array_equal(decode(data, strict=True, mode=mode), expected)
 
 
 JPEG4PY_SCRIPT = """
@@ -218,7 +206,7 @@ print("survived")
 """
 
 
-def test_no_bad_file_poisons_or_crashes_a_later_one_with_jpeg4py(jpeg4py: Any) -> None:
+def test_no_bad_file_poisons_or_crashes_a_later_one_with_jpeg4py(jpeg4py):
     # in a process of its own: without the guard, it dies of a segmentation fault
     command = [sys.executable, "-c", JPEG4PY_SCRIPT]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
@@ -235,7 +223,7 @@ def test_no_bad_file_poisons_or_crashes_a_later_one_with_jpeg4py(jpeg4py: Any) -
         *((format, "P") for format in ("PNG", "GIF", "BMP", "TIFF")),
     ],
 )
-def test_lossless_formats_come_back_exactly(format: str, mode: str) -> None:
+def test_lossless_formats_come_back_exactly(format, mode):
     image = picture().quantize(31) if mode == "P" else picture().convert(mode)
     for into in ("RGB", "L"):
         found = decode(encode(image, format, **LOSSLESS.get(format, {})), mode=into)
@@ -244,13 +232,13 @@ def test_lossless_formats_come_back_exactly(format: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["ICO", "TGA", "PDF", "EPS"])
-def test_other_formats_are_rejected_by_name(format: str) -> None:
+def test_other_formats_are_rejected_by_name(format):
     expected = "not an image in a supported format (JPEG, PNG,"
     assert reason(encode(picture(), format)).startswith(expected)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_what_is_damaged_or_no_picture_is_a_decode_error(options: dict[str, Any]) -> None:
+def test_what_is_damaged_or_no_picture_is_a_decode_error(options):
     for data in (b"", b"no picture at all", b"\xff\xd8\xff", bytes(4096)):
         assert reason(data, **options)
     whole = [JPEGS[kind] for kind in ("4:4:4", "grey", "progressive", "CMYK")]
@@ -262,19 +250,11 @@ def test_what_is_damaged_or_no_picture_is_a_decode_error(options: dict[str, Any]
             assert reason(data[: int(len(data) * keep)], **options)
 
 
-@pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "grey", "progressive", "restart markers"])
-def test_strict_rejects_damage_that_pillow_passes_in_silence(kind: str) -> None:
-    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
-    data = early_end(JPEGS[kind])
-    decode(data)
-    assert reason(data, strict=True).startswith("damaged JPEG: ")
-
-
 # ------------------------------------------------------------------------------------------------------- modes
 
 
 @pytest.mark.parametrize("depth", [2, 4])
-def test_few_bits_of_grey_span_the_whole_range(depth: int) -> None:
+def test_few_bits_of_grey_span_the_whole_range(depth):
     top = (1 << depth) - 1
     width = 8 // depth
     levels = np.arange(width) * top // (width - 1)
@@ -283,7 +263,7 @@ def test_few_bits_of_grey_span_the_whole_range(depth: int) -> None:
     np.testing.assert_array_equal(found[0, :, 0], levels * 255 // top)
 
 
-def test_a_palette_becomes_the_gray_of_its_colors() -> None:
+def test_a_palette_becomes_the_gray_of_its_colors():
     image = picture().quantize(16)
     expected = np.asarray(image.convert("L"))
     for format in ("PNG", "TIFF", "GIF", "BMP"):
@@ -297,7 +277,7 @@ RAMP = np.linspace(0, 65535, 64 * 48).round().astype(np.uint16).reshape(48, 64)
 SCALED = np.round(RAMP / 257).astype(np.uint8)
 
 
-def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
+def test_sixteen_bit_grey_is_scaled_not_clipped():
     tiff, *others = (encode(Image.fromarray(RAMP), format) for format in ("TIFF", "PNG", "PPM"))
     white_is_zero = tagged(tiff, 262, 1, 0)
     for data in (tiff, *others, white_is_zero):
@@ -307,7 +287,7 @@ def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
 
 
 @pytest.mark.parametrize("kind", ["color", "alpha"])
-def test_sixteen_bit_color_and_alpha_are_scaled_not_clipped(kind: str) -> None:
+def test_sixteen_bit_color_and_alpha_are_scaled_not_clipped(kind):
     channels, color_type = (3, 2) if kind == "color" else (2, 4)
     rows = b"".join(b"\0" + row.repeat(channels).astype(">u2").tobytes() for row in RAMP)
     expected = SCALED if kind == "color" else (SCALED * (SCALED / 255)).round()
@@ -315,7 +295,7 @@ def test_sixteen_bit_color_and_alpha_are_scaled_not_clipped(kind: str) -> None:
     assert far(found[:, :, 0], expected) <= 2
 
 
-def test_twelve_bit_tiff_is_scaled_from_its_own_range() -> None:
+def test_twelve_bit_tiff_is_scaled_from_its_own_range():
     levels = np.linspace(0, 4095, 64).round().astype(int)
     pairs = [
         bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in levels.reshape(-1, 2).tolist()
@@ -327,15 +307,16 @@ def test_twelve_bit_tiff_is_scaled_from_its_own_range() -> None:
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
-def test_pixels_without_a_declared_range_are_rejected(mode: str) -> None:
+def test_pixels_without_a_declared_range_are_rejected(mode):
     # of small whole numbers too, which would pass for very dark 16 bits
-    kind = {"I": "signed integers", "F": "floats"}[mode]
     found = reason(encode(Image.new(mode, (8, 8), 200), "TIFF"))
-    assert found.startswith(f"a TIFF of 32-bit {kind} from 200 to 200, without a declared range")
+    assert found.startswith(
+        f"a picture of Pillow's mode {mode} with values from 200 to 200, without"
+    )
     assert "mode='array'" in found
 
 
-def ycck() -> bytes:
+def ycck():
     inks = picture(1).convert("CMYK")
     colors = Image.merge("RGB", inks.split()[:3]).convert("YCbCr")
     bands = [ImageOps.invert(band) for band in colors.split()]
@@ -345,17 +326,17 @@ def ycck() -> bytes:
     return data[:adobe] + b"\2" + data[adobe + 1 :]
 
 
-def test_cmyk_and_ycck_are_shown_in_their_colors() -> None:
+def test_cmyk_and_ycck_are_shown_in_their_colors():
     inks = picture(1).convert("CMYK")
     for data in (JPEGS["CMYK"], ycck(), encode(inks, "TIFF")):
         assert far(decode(data), inks.convert("RGB")) < 16
 
 
-def veil() -> Image.Image:
+def veil():
     return Image.linear_gradient("L").resize((WIDTH, HEIGHT))
 
 
-def on(image: Image.Image, alpha: np.ndarray, background: tuple[int, ...]) -> np.ndarray:
+def on(image, alpha, background):
     share = alpha[:, :, None] / 255
     return np.round(np.asarray(image.convert("RGB")) * share + np.array(background) * (1 - share))
 
@@ -367,15 +348,15 @@ def on(image: Image.Image, alpha: np.ndarray, background: tuple[int, ...]) -> np
     ("mode", "format"), [("RGBA", "PNG"), ("RGBA", "WEBP"), ("RGBA", "TIFF"), ("LA", "PNG")]
 )
 def test_transparency_is_laid_on_the_background_which_is_white_by_default(
-    mode: str, format: str, options: dict[str, str], color: tuple[int, ...]
-) -> None:
+    mode, format, options, color
+):
     image = picture().convert(mode)
     image.putalpha(veil())
     found = decode(encode(image, format, **LOSSLESS[format]), **options)
     assert far(found, on(image, np.asarray(veil()), color)) <= 1
 
 
-def test_premultiplied_grey_with_alpha_is_read() -> None:
+def test_premultiplied_grey_with_alpha_is_read():
     data = tagged(encode(Image.new("LA", (4, 4), (60, 120)), "TIFF"), 338, 2, 1)
     assert Image.open(io.BytesIO(data)).mode == "La"
     assert far(decode(data, background="black"), np.full((4, 4, 3), 60)) <= 1
@@ -386,7 +367,7 @@ def test_premultiplied_grey_with_alpha_is_read() -> None:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF", "MPO"])
-def test_of_several_frames_the_first_is_taken(format: str, options: dict[str, Any]) -> None:
+def test_of_several_frames_the_first_is_taken(format, options):
     frames = [Image.new("RGB", (20, 14), colour) for colour in ("red", "lime", "blue")]
     found = decode(encode(frames[0], format, save_all=True, append_images=frames[1:]), **options)
     assert far(found, frames[0]) < 12
@@ -395,7 +376,7 @@ def test_of_several_frames_the_first_is_taken(format: str, options: dict[str, An
 @pytest.mark.parametrize("exif", [True, False])
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "LZW", AVIF])
-def test_exif_orientation_is_applied_or_left(format: str, orientation: int, exif: bool) -> None:
+def test_exif_orientation_is_applied_or_left(format, orientation, exif):
     options = {"compression": "tiff_lzw"} if format == "LZW" else {}
     stored, plain = (
         oriented(picture(), format.replace("LZW", "TIFF"), number, **options)
@@ -407,10 +388,9 @@ def test_exif_orientation_is_applied_or_left(format: str, orientation: int, exif
     assert far(decode(plain), picture()) < 24
     assert found.orientation == (orientation if exif else 1)
     assert found.size == (WIDTH, HEIGHT)
-    assert found.box == (0, 0, *found.image.size)
 
 
-def test_exif_behind_the_pixels_of_a_png_is_found() -> None:
+def test_exif_behind_the_pixels_of_a_png_is_found():
     exif = Image.Exif()
     exif[0x0112] = 6
     plain = encode(picture(), "PNG")
@@ -420,7 +400,7 @@ def test_exif_behind_the_pixels_of_a_png_is_found() -> None:
     np.testing.assert_array_equal(decode(late), np.asarray(turned))
 
 
-def test_exif_that_says_nothing_usable_is_ignored() -> None:
+def test_exif_that_says_nothing_usable_is_ignored():
     for value in (0, 9, 255):
         assert Decoder().open(oriented(picture(), "JPEG", value)).orientation == 1
     text = PngImagePlugin.PngInfo()
@@ -433,9 +413,7 @@ def test_exif_that_says_nothing_usable_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_max_pixels_is_compared_with_the_header_before_anything_is_decoded(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_max_pixels_is_compared_with_the_header_before_anything_is_decoded(monkeypatch, options):
     decode(JPEGS["4:4:4"], max_pixels=WIDTH * HEIGHT, **options)
     for load in (JpegImagePlugin.JpegImageFile, PngImagePlugin.PngImageFile):
         monkeypatch.setattr(load, "load", lambda self: pytest.fail("it was decoded"))
@@ -446,12 +424,12 @@ def test_max_pixels_is_compared_with_the_header_before_anything_is_decoded(
         )
 
 
-def test_a_size_beyond_pillows_own_limit_is_told_by_its_pixels() -> None:
+def test_a_size_beyond_pillows_own_limit_is_told_by_its_pixels():
     data = png(60000, 60000, 8, 2, b"\0\0\0\0")
     assert reason(data).startswith("too large: it has 3,600,000,000 pixels")
 
 
-def test_an_enormous_tile_of_a_tiny_tiff_is_compared_with_max_pixels() -> None:
+def test_an_enormous_tile_of_a_tiny_tiff_is_compared_with_max_pixels():
     # size, bits, compression, photometric, samples, size of a tile, its offset and its bytes
     tags = {256: 1, 257: 1, 258: 8, 259: 8, 262: 1, 277: 1, 322: 32768, 323: 32768, 324: 8, 325: 9}
     fields = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
@@ -462,7 +440,6 @@ def test_an_enormous_tile_of_a_tiny_tiff_is_compared_with_max_pixels() -> None:
 @pytest.mark.parametrize(
     ("depth", "colour", "row", "transparent", "other"),
     [
-        (16, 0, b"\0\x12\x34\xff\xff", b"\x12\x34", 255),
         (8, 0, b"\0\x12\xff", b"\0\x12", 255),
         (4, 0, b"\0\x5f", b"\0\x05", 255),
         (2, 0, b"\0\xc0", b"\0\x03", 0),
@@ -471,14 +448,14 @@ def test_an_enormous_tile_of_a_tiny_tiff_is_compared_with_max_pixels() -> None:
     ],
 )  # fmt: skip
 def test_a_transparent_colour_of_any_depth_shows_the_background(
-    depth: int, colour: int, row: bytes, transparent: bytes, other: int
-) -> None:
+    depth, colour, row, transparent, other
+):
     data = png(2, 1, depth, colour, row, _chunk(b"tRNS", transparent))
     found = decode(data, background="red")
     assert found[0].tolist() == [[255, 0, 0], [other] * 3]
 
 
-def test_a_damaged_png_is_rejected_even_if_it_holds_exif_as_text() -> None:
+def test_a_damaged_png_is_rejected_even_if_it_holds_exif_as_text():
     text = PngImagePlugin.PngInfo()
     text.add_text("Raw profile type exif", "\nexif\n      14\n" + "45786966000049492a0008000000")
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -20,23 +19,23 @@ GOOD = {f"{letter}-good.png": 40 * number for number, letter in enumerate("acgms
 SIDE = 60_000
 
 
-def encode(image: Image.Image, format: str) -> bytes:
+def encode(image, format):
     buffer = io.BytesIO()
     image.save(buffer, format)
     return buffer.getvalue()
 
 
-def chunk(name: bytes, data: bytes) -> bytes:
+def chunk(name, data):
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def png(width: int, height: int, extra: bytes = b"", pixels: bytes | None = None) -> bytes:
+def png(width, height, extra=b"", pixels=None):
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     data = zlib.compress(bytes(height * (1 + 3 * width))) if pixels is None else pixels
     return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def zeros(megabytes: int) -> bytes:
+def zeros(megabytes):
     """Return what zlib decompresses to so many megabytes, a thousandth as long."""
     compressor = zlib.compressobj(9)
     start = compressor.compress(b"") + compressor.flush(zlib.Z_FULL_FLUSH)
@@ -44,7 +43,7 @@ def zeros(megabytes: int) -> bytes:
     return start + block * megabytes
 
 
-def jpeg(width: int, height: int) -> bytes:
+def jpeg(width, height):
     data = bytearray(encode(Image.new("RGB", (8, 8)), "JPEG"))
     at = data.index(b"\xff\xc0") + 5
     data[at : at + 4] = struct.pack(">HH", height, width)
@@ -72,7 +71,7 @@ PICTURES: dict[str, tuple[Callable[[], bytes], str | None]] = {
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def pictures(tmp_path):
     """Six good pictures; names sort them among those that a test adds."""
     root = tmp_path / "images" / "class"
     root.mkdir(parents=True)
@@ -97,9 +96,7 @@ print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) // 1024)
 """
 
 
-def build(
-    root: Path, num_workers: int, *options: str, before: str = "", odd: int = 0
-) -> dict[str, str]:
+def build(root, num_workers, *options, before="", odd=0):
     """Run the command, check the good pictures, and return the ledger, without class."""
     output = root.parent.parent / "out.bin"
     arguments = ["build", str(root.parent), str(output), "--size", "8", "--quiet", *options]
@@ -121,9 +118,7 @@ def build(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_hostile_picture_costs_its_own_sample_and_little_memory(
-    num_workers: int, pictures: Path
-) -> None:
+def test_a_hostile_picture_costs_its_own_sample_and_little_memory(num_workers, pictures):
     for name, (make, _) in PICTURES.items():
         (pictures / name).write_bytes(make())
     expected = {name: reason for name, (_, reason) in PICTURES.items() if reason}
@@ -133,7 +128,7 @@ def test_a_hostile_picture_costs_its_own_sample_and_little_memory(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_is_not_a_file_costs_its_own_sample(num_workers: int, pictures: Path) -> None:
+def test_what_is_not_a_file_costs_its_own_sample(num_workers, pictures):
     os.mkfifo(pictures / "pipe.jpg")
     links = {
         "zero.jpg": "/dev/zero",
@@ -169,7 +164,7 @@ def harm(self):
     if self.width == 104:
         time.sleep(600)
     if self.width == 105:
-        np.empty(3 << 30, np.uint8)
+        np.empty(1 << 50, np.uint8)
     return load(self)
 ImageFile.ImageFile.load = harm
 """
@@ -177,13 +172,13 @@ ImageFile.ImageFile.load = harm
 
 @pytest.mark.slow
 def test_a_decoder_that_crashes_hangs_or_wants_all_memory_costs_its_own_sample(
-    pictures: Path,
-) -> None:
+    pictures,
+):
     for width in (100, 101, 104, 105):
         (pictures / f"{width}.png").write_bytes(png(width, 5))
     options = ("--timeout", "2", "--max-pixels", "10000")
     assert build(pictures, 2, *options, before=HARM, odd=1) == {
         "101.png": "decoding it killed the process (SIGSEGV)",
         "104.png": "it took longer than 2 s",
-        "105.png": "there is not enough memory to decode it",
+        "105.png": "it asks for more memory than a picture of its size needs",
     }

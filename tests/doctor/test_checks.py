@@ -15,9 +15,8 @@ import torch
 from click.testing import CliRunner
 
 from memload import MemmapDataset
-from memload.building import file_systems
 from memload.cli import main
-from memload.doctor import data_checks, disk, machine_checks
+from memload.doctor import data_checks, disk, file_systems, machine_checks
 from memload.doctor.checks import Check
 from memload.doctor.data_checks import share_in_ram
 from memload.errors import FeedError

@@ -270,7 +270,7 @@ def test_a_data_set_that_is_being_built_is_said_to_be(folder: Path, tmp_path: Pa
     before = sorted(tmp_path.rglob("*"))
     done = run_doctor(tmp_path / "new.bin", "--step-ms", 54)
     assert done.exit_code == 1
-    assert "new.bin: its build is not complete" in done.stdout.splitlines()[-1]
+    assert "new.building: 7 of 12 rows are done" in done.stdout.splitlines()[-1]
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -182,7 +182,7 @@ def test_labels_without_names_stay_and_do_not_mix_with_names(
     for columns in ("same", "common"):
         with pytest.raises(
             ValueError,
-            match=r"out\.idx are numbers without names of classes.*--classes-from named\.idx",
+            match=r"out\.idx are numbers without names of classes.*--classes named\.idx",
         ):
             memload.concat(
                 tmp_path / "x.idx", tmp_path / "named.bin", tmp_path / "out.bin", columns=columns

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -88,7 +87,7 @@ def run(*arguments: str | Path) -> Any:
 
 
 @pytest.mark.parametrize(("descr", "channels"), KINDS)
-@pytest.mark.parametrize("name", ["files", "files.tar"])
+@pytest.mark.parametrize("name", ["files.tar"])
 def test_what_was_exported_with_its_facts_builds_the_same_data_set(
     make_dataset: Make, tmp_path: Path, descr: str, channels: int, name: str
 ) -> None:
@@ -131,33 +130,6 @@ def test_a_folder_of_pngs_keeps_its_names_and_its_order(
     assert list(again.keys) == list(index.keys)
     assert np.array_equal(pixels(again), pixels(index))
     assert labels(again) == labels(index)
-
-
-def test_masks_and_arrays_lie_beside_and_are_found_again(
-    make_dataset: Make, add_array: Any, tmp_path: Path
-) -> None:
-    rng = np.random.default_rng(0)
-    index = make_dataset(rows=(12,), shape=(6, 8, 3))
-    for name, dtype in (("mask", np.uint8), ("deep", np.uint16)):
-        ids = rng.integers(0, np.iinfo(dtype).max, (12, 6, 8)).astype(dtype)
-        index = add_array(
-            index, name, ids, "mask", other_rows={**index.other_rows, name: rng.permutation(12)}
-        )
-    index = add_array(index, "depth", rng.random((12, 3, 2), np.float32), "npy")
-    index = mixed(index, keys=Keys.of([f"{key}/{n}" for n, key in enumerate(ODD[:12])]))
-    report = memload.export(index.path, tmp_path / "pngs", progress=False)
-    assert set(report.beside) == {tmp_path / f"pngs.{name}" for name in ("mask", "deep", "depth")}
-    again = build(
-        tmp_path / "pngs/metadata.csv",
-        tmp_path / "again.bin",
-        index,
-        masks={"mask": tmp_path / "pngs.mask", "deep": tmp_path / "pngs.deep"},
-        arrays={"depth": tmp_path / "pngs.depth"},
-    )
-    for name in ("image", "mask", "deep", "depth"):
-        assert np.array_equal(pixels(again, name), pixels(index, name))
-        assert again.array(name).descr == index.array(name).descr
-    assert list(again.keys) == list(index.keys)
 
 
 @pytest.mark.parametrize("name", ["pngs", "x.tar"])
@@ -206,40 +178,7 @@ def test_a_kill_at_any_renaming_leaves_whole_folders(
     assert not (tmp_path / "pngs.exporting").exists()
 
 
-def test_the_table_has_all_columns_and_gives_them_back(make_dataset: Make, tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    n = 9
-    columns = {
-        "pose": rng.random((n, 2, 3)).astype(np.float32),
-        "split": np.arange(n) % 2,
-        "age": np.where(np.arange(n) == 4, np.nan, rng.random(n)),
-        "label": np.arange(n) % 3,
-        "marks": rng.random((n, 2, 2)) * 3,
-        "count": np.arange(n) - 2**62,
-        "seen": rng.integers(0, 2, (n, 2)) > 0,
-        "boxes": np.array([[0.1, 0.2, 3.3, 2.7], [1, 1, 2, 2], [np.nan] * 4] * n, np.float32),
-        "tags": rng.integers(0, 2, (n, 4)),
-    }
-    columns["boxes"] = columns["boxes"].reshape(n, 3, 4)
-    index = make_dataset(
-        rows=(n,),
-        columns=columns,
-        categories={"split": ("test, more", "train")},
-        points=("marks",),
-        boxes=("boxes",),
-    )
-    memload.export(index.path, tmp_path / "pngs", progress=False)
-    again = build(tmp_path / "pngs/metadata.csv", tmp_path / "again.bin", index)
-    assert again.columns.keys() == columns.keys()
-    for name, values in columns.items():
-        assert np.array_equal(again.columns[name], values, equal_nan=values.dtype.kind == "f"), name
-        stored = np.int64 if values.dtype == bool else values.dtype
-        assert again.columns[name].dtype == stored, name
-    assert (again.points, again.boxes) == (("marks",), ("boxes",))
-    assert again.categories == index.categories
-
-
-@pytest.mark.parametrize("name", ["files", "files.tar"])
+@pytest.mark.parametrize("name", ["files.tar"])
 def test_keys_of_any_kind_come_back_and_no_file_lies_elsewhere(
     make_dataset: Make, tmp_path: Path, name: str
 ) -> None:
@@ -299,36 +238,7 @@ PIECES = (
 NAMES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join)
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_any_keys_and_classes_come_back(
-    write_dataset: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    keys = data.draw(st.lists(NAMES, min_size=1, max_size=8, unique=True))
-    classes = data.draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
-    label = data.draw(
-        st.lists(st.sampled_from(range(len(classes))), min_size=len(keys), max_size=len(keys))
-    )
-    if data.draw(st.booleans()):
-        keys = [f"{classes[number]}/{key}" for number, key in zip(label, keys, strict=True)]
-    index = write_dataset(
-        folder, rows=(len(keys),), columns={"label": np.array(label)}, classes=tuple(classes),
-        keys=Keys.of(keys),
-    )  # fmt: skip
-    for name, source in (("pngs", "pngs/metadata.csv"), ("x.tar", "x.tar")):
-        (folder / f"in.{name}").mkdir()
-        memload.export(index.path, folder / f"in.{name}" / name, progress=False)
-        assert files(folder / f"in.{name}") == files(folder / f"in.{name}", below=name)
-        again = build(
-            folder / f"in.{name}" / source, folder / "b.bin", index, overwrite=True, classes=classes
-        )
-        assert list(again.keys) == keys
-        assert np.array_equal(pixels(again), pixels(index))
-        assert np.array_equal(again.columns["label"], label)
-
-
-@pytest.mark.parametrize("name", ["files", "files.tar"])
+@pytest.mark.parametrize("name", ["files.tar"])
 def test_without_labels_no_folder_becomes_one(
     make_dataset: Make, tmp_path: Path, name: str
 ) -> None:
@@ -346,7 +256,7 @@ def test_without_labels_no_folder_becomes_one(
     assert np.array_equal(pixels(again), pixels(index))
 
 
-@pytest.mark.parametrize("name", ["files", "files.tar"])
+@pytest.mark.parametrize("name", ["files.tar"])
 def test_labels_and_classes_that_are_numbers_stay_what_they_are(
     make_dataset: Make, tmp_path: Path, name: str
 ) -> None:

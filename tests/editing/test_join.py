@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import memload
 from memload.storage.format import FLAG_ORIENTED
@@ -217,54 +216,6 @@ def test_masks_that_would_not_lie_on_their_images_are_refused(
     assert "resized with --interpolation bilinear, which mixes ids" in report.notes[1]
 
 
-@pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
-def test_masks_that_were_built_by_themselves_are_those_that_are_built_beside_their_images(
-    folder: Path, tmp_path: Path, rows_in: Rows, fit: Any
-) -> None:
-    for path in folder.rglob("*.jpg"):
-        with Image.open(path) as image:
-            width, height = image.size
-        ids = np.random.default_rng(width).integers(0, 21, (height, width), np.uint8)
-        mask = Image.fromarray(ids).convert("P")
-        mask.putpalette(bytes(range(255, -1, -1)) * 3)
-        target = tmp_path / "masks" / path.parent.name / f"{path.stem}.png"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        mask.save(target)
-    options: dict[str, Any] = {"size": (16, 20), "fit": fit, "num_workers": 0}
-    together, images, masks = (tmp_path / f"{name}.bin" for name in ("together", "images", "masks"))
-    memload.build(folder, together, masks=tmp_path / "masks", **options)
-    memload.build(folder, images, **options)
-    memload.build(tmp_path / "masks", masks, mode="mask", **options)
-    report = memload.join(tmp_path / "both.idx", images, mask=masks)
-    assert report.notes == ("mask: masks of 16×20 uint8, 12 rows, from masks.idx",)
-    both, expected = Index.open(tmp_path / "both.idx"), rows_in(Index.open(together), "mask")
-    assert np.array_equal(rows_in(both, "mask"), expected)
-    assert set(np.unique(expected).tolist()) == {*range(21)} | ({255} if fit == "pad" else set())
-    memload.join(tmp_path / "other.idx", images, mask=together)
-    other = memload.MemmapDataset(tmp_path / "other.idx")
-    assert other.index.statistics["mask_ids"] == {"mask": np.unique(expected).tolist()}
-    memload.build(tmp_path / "masks", masks, mode="L", overwrite=True, **options)
-    notes = memload.join(tmp_path / "both.idx", images, mask=masks, overwrite=True).notes
-    assert "--mode L, which stores the gray of a palette's colors" in notes[1]
-    assert "--interpolation bilinear, which mixes ids" in notes[2]
-
-
-def test_pictures_that_are_no_masks_are_rejected_by_the_mode_for_them(tmp_path: Path) -> None:
-    (tmp_path / "masks").mkdir()
-    ids = np.arange(64, dtype=np.uint16).reshape(8, 8)
-    for name, values in (("good", ids), ("large", ids + 250)):
-        Image.fromarray(values).save(tmp_path / "masks" / f"{name}.png")
-    Image.new("RGB", (8, 8)).save(tmp_path / "masks" / "color.png")
-    options: dict[str, Any] = {"mode": "mask", "size": 8, "max_rejects": 2, "num_workers": 0}
-    memload.build(tmp_path / "masks", tmp_path / "out.bin", **options)
-    rejects = (tmp_path / "out.rejects.csv").read_text().splitlines()[1:]
-    assert len(rejects) == 1
-    assert rejects[0].startswith('color.png,"it has colors')
-    dataset = memload.MemmapDataset(tmp_path / "out.bin")
-    assert dataset[0].tolist() == [ids.tolist()]
-    assert dataset[1].tolist() == [(ids + 250).tolist()]
-
-
 def test_names_that_are_taken_or_fit_nothing_are_errors(make_dataset: Make, tmp_path: Path) -> None:
     keyed(make_dataset("out.bin", rows=(2,)), "a/1.jpg", "b/1.jpg")
     keyed(make_dataset("twice.bin", rows=(2,), seed=1), "a/1.png", "a/1.tif")
@@ -272,8 +223,8 @@ def test_names_that_are_taken_or_fit_nothing_are_errors(make_dataset: Make, tmp_
     keyed(make_dataset("other.bin", rows=(2,), seed=1), "x.png", "y.png")
     paths = tmp_path / "x.idx", tmp_path / "out.bin"
     for name, message in (
-        ("twice", "twice.idx has 'a/1.png' and 'a/1.tif', which both fit 'a/1.jpg'"),
-        ("flat", "'1.png' in flat.idx fits both 'a/1.jpg' and 'b/1.jpg'"),
+        ("twice", "twice.idx: 'a/1.png' and 'a/1.tif' both fit 'a/1.jpg'"),
+        ("flat", "flat.idx: '1.png' fits both 'a/1.jpg' and 'b/1.jpg'"),
         (
             "other",
             "no sample of .*other.idx has the name of one of out.idx. The first are 'x.png' and 'a/1.jpg'",

@@ -17,8 +17,6 @@ from memload.editing.matching import match_or_raise
         (["x.1.jpg", "x.2.jpg"], ["x.2", "x.1"], [1, 0]),
         (["f_0.25", "f_0.50"], ["f_0.25"], [0, -1]),
         (["a.jpg", "a.jpg"], ["a.png"], [0, 0]),  # a sample that is there twice
-        (["train/a/1.jpg", "train/b/1.jpg"], ["b/1.png", "a/1.png"], [1, 0]),
-        (["b/1.png", "a/1.png"], ["train/a/1.jpg", "train/b/1.jpg"], [1, 0]),
         (["a/1.jpg", "b/2.jpg"], ["2.png", "1.png"], [1, 0]),
         (["1.jpg", "2.jpg"], ["v/2.png", "v/1.png", "w/3.png"], [1, 0]),
         (["a/1.jpg", "b/1.jpg"], ["b/1.png"], [-1, 0]),  # folders count as long as one name fits
@@ -41,20 +39,15 @@ def test_names_fit_whatever_their_extension(
         (
             ["a.jpg"],
             ["a.png", "a.tif"],
-            "masks.bin has 'a.png' and 'a.tif', which both fit 'a.jpg'",
+            "masks.bin: 'a.png' and 'a.tif' both fit 'a.jpg'",
         ),
-        (["a"], ["a", "b", "a"], "masks.bin has 'a' and 'a', which both fit 'a'"),
+        (["a"], ["a", "b", "a"], "masks.bin: 'a' and 'a' both fit 'a'"),
         (
             ["a/1.jpg", "b/1.jpg"],
             ["1.png"],
-            "'1.png' in masks.bin fits both 'a/1.jpg' and 'b/1.jpg'",
+            "masks.bin: '1.png' fits both 'a/1.jpg' and 'b/1.jpg'",
         ),
-        (
-            ["1.jpg", "2.jpg"],
-            ["v/1.png", "w/2.png"],
-            "'v/1.png' and 'w/2.png' in different folders, but '1.jpg' and '2.jpg' have no such",
-        ),
-        (["a.jpg", "a.tif"], ["a.png"], "'a.png' in masks.bin fits both 'a.jpg' and 'a.tif'"),
+        (["a.jpg", "a.tif"], ["a.png"], "masks.bin: 'a.png' fits both 'a.jpg' and 'a.tif'"),
     ],
 )
 def test_names_that_fit_twice_are_errors(keys: list[str], names: list[str], message: str) -> None:

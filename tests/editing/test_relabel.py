@@ -219,7 +219,7 @@ def test_a_column_that_cannot_be_read_does_not_leave_the_old_one(
     make_dataset: Make, tmp_path: Path
 ) -> None:
     make_dataset("out.bin", rows=(3,), columns={"age": np.arange(3)}, classes=None)
-    with pytest.raises(ValueError, match=r"column 'age' cannot be read \('x' in line 4 is not a n"):
+    with pytest.raises(ValueError, match=r"column 'age' cannot be read \('x' is not a n"):
         relabelled(tmp_path, "key,age", "ant/0,4", "bee/1,5", "cat/2,x")
 
 
@@ -231,7 +231,7 @@ def test_wrong_tables_and_outputs_are_errors(make_dataset: Make, tmp_path: Path)
     data, new_index = tmp_path / "out.bin", tmp_path / "new.idx"
     with pytest.raises(ValueError, match=r"names no sample of .*out.idx. Its first name is 'x'"):
         memload.relabel(data, other, new_index)
-    with pytest.raises(ValueError, match=r"twice.csv has 'ant/0' and 'ant/0', which both fit"):
+    with pytest.raises(ValueError, match=r"twice.csv: 'ant/0' and 'ant/0' both fit"):
         memload.relabel(data, twice, new_index)
     with pytest.raises(memload.SourceError, match="cannot be read"):
         memload.relabel(data, tmp_path / "none.csv", new_index)
@@ -242,7 +242,4 @@ def test_wrong_tables_and_outputs_are_errors(make_dataset: Make, tmp_path: Path)
         memload.relabel(tmp_path / "out.bin", good, tmp_path / "out.idx")
     with pytest.raises(ValueError, match="must end in"):
         memload.relabel(tmp_path / "out.bin", good, tmp_path / "new.bin")
-    row = write(tmp_path / "row.csv", "key,row", "ant/0,4", "bee/1,5")
-    with pytest.raises(ValueError, match="'row' cannot be the name"):
-        memload.relabel(data, row, new_index)
     assert not new_index.exists()

@@ -1,0 +1,142 @@
+"""What decides on the rows of a build, as JSON. An unfinished build goes on only with the same."""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memload.building.conversion import AnySettings
+from memload.building.shard import PLAN
+from memload.errors import BuildError
+from memload.sources.samples import Source
+from memload.storage.index import sync
+from memload.storage.keys import Keys
+from memload.wording import listed, shape_text
+
+#: Of the folder of an unfinished build. Other versions of memload may have other files in it.
+_FORMAT = 2
+
+#: Longer texts are cut.
+_MAX_LETTERS = 60
+
+
+def plan_of(
+    source: Source, settings: AnySettings, keys: Keys, rows_per_shard: int
+) -> dict[str, Any]:
+    """Return the plan of a build, as it is after it was written and read."""
+    categories = getattr(source, "categories", {})
+    plan = {
+        "format": _FORMAT,
+        **settings.as_dict(),
+        **settings.libraries(),
+        "samples": len(keys),
+        "names": hashlib.sha256(b"".join(map(np.ndarray.tobytes, keys.pack()))).hexdigest(),
+        "source": getattr(source, "identity", None),
+        "columns": {
+            name: f"{np.dtype(column.dtype).name} {shape_text(column.shape)}".rstrip()
+            + " of points" * column.points
+            + " of boxes" * column.boxes
+            for name, column in source.schema.items()
+        },
+        "arrays": {
+            array.name: f"{array.kind} of {np.dtype(array.descr).name} {shape_text(array.shape)}"
+            for array in settings.extra_arrays
+        },
+        "classes": None if source.classes is None else list(source.classes),
+        "categories": {name: list(texts) for name, texts in categories.items()},
+        "rows per shard": rows_per_shard,
+    }
+    found: dict[str, Any] = json.loads(json.dumps(plan))
+    return found
+
+
+def seed_of(plan: Mapping[str, Any]) -> int:
+    """Return a checksum of a plan, which all records of the build contain."""
+    return zlib.crc32(json.dumps(plan, sort_keys=True).encode())
+
+
+def write_once(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Write the plan unless there is one. Of several processes, one is the first."""
+    temporary = folder / f".{os.urandom(8).hex()}.tmp"
+    temporary.write_text(json.dumps(plan, indent=1, sort_keys=True), encoding="ascii")
+    try:
+        sync(temporary)
+        os.link(temporary, folder / PLAN)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links, such as exFAT
+        if not (folder / PLAN).exists():
+            temporary.replace(folder / PLAN)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(folder)
+
+
+def read_plan(folder: Path) -> dict[str, Any] | None:
+    """Return the plan of an unfinished build, or None if there is none.
+
+    Raises BuildError if it is of another version, or damaged.
+    """
+    try:
+        plan = json.loads((folder / PLAN).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        plan = None
+    if not isinstance(plan, dict):
+        problem = f"{folder / PLAN} is damaged"
+    elif plan.get("format") != _FORMAT:
+        problem = f"{folder} holds an unfinished build of another version of memload"
+    else:
+        return plan
+    raise BuildError(f"{problem}. Delete {folder}, then run the same command again.", path=folder)
+
+
+def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise BuildError if the unfinished build in a folder has another plan."""
+    if before == now:
+        return
+    texts = list(_differences(before, now))
+    raise BuildError(
+        f"{folder} holds an unfinished build of something else: {'; '.join(texts)}. Give the same "
+        "source and options to go on with it, or delete that folder to begin anew.",
+        path=folder,
+    )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what differs between two plans, such as ``size was 224×224 and is 256×256``."""
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if old == new or (name == "rows per shard" and before.get("size") != now.get("size")):
+            continue  # larger rows are fewer in a shard
+        if name == "names":
+            if before.get("samples") == now.get("samples"):
+                yield "the samples have other names"
+        elif name == "source":
+            yield "the source is read with other options"
+        elif isinstance(old, dict) and isinstance(new, dict):
+            for entry in sorted(old.keys() | new.keys()):
+                if old.get(entry) != new.get(entry):
+                    texts = [_text(values.get(entry)).strip("'") for values in (old, new)]
+                    yield f"{entry!r:.80} of the {name} was {texts[0]} and is {texts[1]}"
+        elif name == "samples":
+            yield f"the source has changed since then: it had {old:,} samples and has {new:,}"
+        else:
+            yield f"{name} was {_text(old)} and is {_text(new)}"
+
+
+def _text(value: Any) -> str:
+    """Return a setting, or the first ones of a list of names."""
+    if value is None:
+        return "not there"
+    if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
+        return shape_text(value)
+    if isinstance(value, list):
+        return f"[{listed(value, 5)}]"
+    return f"{value!r:.{_MAX_LETTERS}}"

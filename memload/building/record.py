@@ -1,0 +1,142 @@
+"""What a build keeps of a row: one record, which is written once the row is.
+
+A record has a checksum of itself and one of the pixels. So the row counts as done only if both are
+right, and neither has to reach the disk before the other.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from memload.building.extra_arrays import ExtraArray
+from memload.errors import DecodeError
+from memload.sources.columns import Column
+
+#: What a record's ``status`` may be, besides 0: not converted yet.
+DONE, REJECTED = 1, 2
+
+#: Where a record's ``status`` lies in it.
+STATUS_BYTE = 4
+
+
+def record_type(
+    channels: int,
+    schema: Mapping[str, Column],
+    descr: str = "|u1",
+    arrays: Sequence[ExtraArray] = (),
+) -> np.dtype[Any]:
+    """Return the type of a record.
+
+    Args:
+        channels: How many channels an image has.
+        schema: The columns of the source.
+        descr: The element type of the images.
+        arrays: The masks and other arrays beside the images.
+
+    ``total`` and ``squares`` are sums over the pixels, one per channel. For unsigned integers they
+    are exact. For other types, ``squares`` sums the squared differences from the row's own mean.
+    `memload.building.remarks` explains ``remarks``. For each column of boxes, ``largest_edge`` says
+    how far those go that the source gives.
+    """
+    sums = "<u8" if np.dtype(descr).kind == "u" else "<f8"
+    fields: list[tuple[Any, ...]] = [
+        ("check", "<u4"),
+        ("status", "|u1"),
+        ("flags", "|u1"),
+        ("crc32", "<u4"),
+        ("size", "<u4", (2,)),
+        ("total", sums, (channels,)),
+        ("squares", sums, (channels,)),
+        ("remarks", "|u1"),
+    ]
+    for array in arrays:
+        fields += [
+            (crc32_field(array.name), "<u4"),
+            (f"is_missing/{array.name}", "?"),
+            (f"ids/{array.name}", "|u1", (array.bitmap_size,)),
+        ]
+    for name in names_of_boxes(schema):
+        fields += [(f"largest_edge/{name}", "<f8")]
+    return np.dtype(
+        fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()]
+    )
+
+
+def names_of_points(schema: Mapping[str, Column]) -> list[str]:
+    """Return the names of the columns of points."""
+    return [name for name, column in schema.items() if column.points]
+
+
+def names_of_boxes(schema: Mapping[str, Column]) -> list[str]:
+    """Return the names of the columns of boxes."""
+    return [name for name, column in schema.items() if column.boxes]
+
+
+def crc32_field(array: str) -> str:
+    """Return the field of a record with the checksum of the row of an array."""
+    return "crc32" if array == "image" else f"crc32/{array}"
+
+
+def sign(records: np.ndarray, seed: int) -> None:
+    """Put into records their own checksums. ``seed`` is that of the build's plan."""
+    records["check"] = _checks(records, seed)
+
+
+def are_intact(records: np.ndarray, seed: int) -> np.ndarray:
+    """Return for each record whether it is as it was signed, bool ``(n,)``.
+
+    A record that a kill cut short is not, nor is one of another plan, nor one that was never
+    written.
+    """
+    intact: np.ndarray = (records["status"] > 0) & (records["check"] == _checks(records, seed))
+    return intact
+
+
+def _checks(records: np.ndarray, seed: int) -> np.ndarray:
+    view, size = memoryview(records.tobytes()), records.itemsize
+    starts = range(0, len(records) * size, size)
+    checks = (zlib.crc32(view[start + 4 : start + size], seed) for start in starts)
+    return np.fromiter(checks, np.uint32, len(records))
+
+
+def set_boxes(record: np.void, name: str, boxes: Any) -> None:
+    """Keep for a note how far the boxes ``(k, 4)`` of a source go. Those with NaN are none."""
+    given = np.asarray(boxes, np.float64)
+    given = given[~np.isnan(given).any(axis=1)]
+    record[f"largest_edge/{name}"] = given.max(initial=0)
+
+
+def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[str, Any]) -> None:
+    """Put the values of the columns into a record.
+
+    Floats are rounded to a float column. An integer column takes only integers within its range.
+    Raises DecodeError if a value cannot be kept.
+    """
+    for name, column in schema.items():
+        value = columns[name]
+        if np.ma.is_masked(value):
+            raise DecodeError(f"column {name!r}: some values are masked. Fill them")
+        array = np.asarray(value)
+        if array.shape != column.shape:  # NumPy would repeat a single number
+            raise DecodeError(
+                f"column {name!r}: its shape is {array.shape} instead of {column.shape}"
+            )
+        if array.dtype.kind not in "biuf":
+            raise DecodeError(f"column {name!r}: {array.dtype} is not a type of numbers")
+        field = f"column/{name}"
+        if array.dtype.str == column.dtype:
+            record[field] = array
+            continue
+        with np.errstate(invalid="ignore", over="ignore"):  # compared below
+            record[field] = array.astype(column.dtype)
+        if np.dtype(column.dtype).kind == "f":
+            is_kept = np.array_equal(np.isfinite(record[field]), np.isfinite(array))
+        else:
+            is_kept = np.array_equal(record[field], array)
+        if not is_kept:
+            raise DecodeError(
+                f"column {name!r}: {array.tolist()!r:.60} does not fit "
+                f"{np.dtype(column.dtype).name}"
+            )

@@ -1,0 +1,268 @@
+"""A shard of a build: some rows, with one file per array and one journal.
+
+::
+
+    out.building/out-00007-of-00313.bin    pixels: each row at its own offset
+    out.building/00007.rows                the journal: one record per row, at its own offset
+    out.building/00007.done                the same file, once the shard is complete
+    out.building/00007.reasons             why rows were rejected: a hole wherever none was
+
+One process builds a shard, with its workers, and holds the lock of the journal (``flock``). The new
+name of the journal is all that says that a shard is done.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memload.building.record import DONE, REJECTED, are_intact, crc32_field, sign
+from memload.storage.format import HEADER_BYTES, array_path, npy_header, seal_of, shard_names
+from memload.storage.index import Array, sync
+from memload.storage.index import Shard as ShardFile
+
+#: A build's own file that says what is built. Without it, the rest of the folder does not count.
+PLAN = "plan.json"
+
+_REASON_BYTES = 4000
+_NO_LINKS = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def rows_per_shard(arrays: Sequence[Array], shard_size: int | None, rows: int) -> int:
+    """Return how many of ``rows`` a shard has, so that no file is larger than ``shard_size`` bytes.
+
+    Without a limit, all. Raises ValueError if a shard has no room for one row.
+    """
+    if shard_size is None:
+        return rows
+    largest = max(arrays, key=lambda array: array.row_bytes)
+    found = (shard_size - HEADER_BYTES) // largest.row_bytes
+    if found < 1:
+        raise ValueError(
+            f"shard_size: {shard_size:,} bytes are too few, as a shard with one row"
+            f"{'' if largest.name == 'image' else f' of {largest.name!r}'} has "
+            f"{HEADER_BYTES + largest.row_bytes:,}."
+        )
+    return min(found, rows)
+
+
+def with_shards(array: Array, output: Path, rows: int, limit: int | None = None) -> Array:
+    """Return an array of so many rows, in shards of at most ``limit`` rows, of an output."""
+    limit = limit or rows
+    shards = []
+    for number, name in enumerate(shard_names(array_path(output, array.name), -(-rows // limit))):
+        held = min(limit, rows - number * limit)
+        shards.append(ShardFile(name, held, HEADER_BYTES + held * array.row_bytes))
+    return replace(array, shards=tuple(shards))
+
+
+class Shard:
+    """Rows ``start`` to ``stop``, exclusively, of a build in ``folder``.
+
+    ``arrays`` have one file each. ``seed`` is the checksum of the build's plan.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        start: int,
+        arrays: Sequence[Array],
+        dtype: np.dtype[Any],
+        seed: int,
+    ) -> None:
+        self.folder, self.number, self.start = folder, number, start
+        self.arrays, self.dtype, self.seed = arrays, dtype, seed
+        self.rows = arrays[0].rows
+        self.stop = start + self.rows
+        self.journal, self.done = folder / f"{number:05d}.rows", folder / f"{number:05d}.done"
+        self.reasons_path = folder / f"{number:05d}.reasons"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all rows are converted or rejected."""
+        return self.done.exists()
+
+    @contextmanager
+    def locked(self, deadline: float) -> Iterator[bool]:
+        """Hold the lock meanwhile. Yields whether this process has it, and the shard is not done.
+
+        Another process is waited for until the deadline, a time of the monotonic clock. Forked
+        workers keep the lock until they have ended, too.
+        """
+        while True:
+            if self.is_done or not (self.folder / PLAN).exists():  # … or it was published
+                yield False
+                return
+            # For writing only: what is open for reading is opened again in workers.
+            descriptor = os.open(self.journal, os.O_WRONLY | os.O_CREAT | _NO_LINKS, 0o666)
+            try:
+                if not _lock(descriptor, deadline):
+                    yield False
+                    return
+                if self.is_done or not _is_open_file(descriptor, self.journal):
+                    continue  # whoever had the lock has finished the shard, or began it again
+                self._create()
+                yield True
+                return
+            finally:
+                os.close(descriptor)
+
+    def _create(self) -> None:
+        """Make all files at their full size. Rows that are there stay, and the rest are holes."""
+        for array in self.arrays:
+            self._write_header(array, "")
+            os.truncate(self.folder / array.shards[0].file, array.shards[0].bytes)
+        os.truncate(self.journal, self.rows * self.dtype.itemsize)
+
+    def _write_header(self, array: Array, seal: str) -> None:
+        path = self.folder / array.shards[0].file
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o666)
+        try:
+            _write(descriptor, npy_header(array.descr, (self.rows, *array.shape), seal), 0)
+        finally:
+            os.close(descriptor)
+
+    def records(self) -> np.ndarray:
+        """Return the records of all rows. Those that are not intact have the status 0."""
+        path = self.done if self.is_done else self.journal
+        records = np.zeros(self.rows, self.dtype)
+        if path.exists():
+            found = np.fromfile(path, self.dtype, self.rows)
+            records[: len(found)] = found
+            records["status"][~are_intact(records, self.seed)] = 0
+        return records
+
+    def rows_done(self) -> np.ndarray:
+        """Return the numbers of the rows that were converted, int64 ``(n,)``."""
+        return self.start + np.flatnonzero(self.records()["status"] == DONE)
+
+    def reasons(self) -> dict[int, str]:
+        """Return why rows were rejected."""
+        if not self.reasons_path.exists():
+            return {}
+        reasons = {}
+        with self.reasons_path.open("rb") as file:
+            for row in np.flatnonzero(self.records()["status"] == REJECTED).tolist():
+                file.seek(row * _REASON_BYTES)
+                text = file.read(_REASON_BYTES).rstrip(b"\0")
+                reasons[self.start + row] = text.decode(errors="ignore")
+        return reasons
+
+    def finish(self) -> None:
+        """Put everything on the disk. Then the journal gets the name that says that it is done."""
+        records = self.records()
+        for array in self.arrays:
+            self._write_header(array, seal_of(records[crc32_field(array.name)]))
+            sync(self.folder / array.shards[0].file)
+        sync(self.journal)
+        if self.reasons_path.exists():
+            sync(self.reasons_path)
+        self.journal.rename(self.done)
+        sync(self.folder)
+
+    def reopen_rejected(self) -> None:
+        """Let a shard with rejected rows count as not done, so that they are tried again.
+
+        Nobody may publish meanwhile.
+        """
+        if self.is_done and self.reasons():
+            self.done.rename(self.journal)
+
+
+def _lock(descriptor: int, deadline: float) -> bool:
+    """Lock a file. Returns false if another process has the lock until the deadline."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        except OSError:  # this file system has no locks
+            return True
+        else:
+            return True
+
+
+def _is_open_file(descriptor: int, path: Path) -> bool:
+    """Say whether a path still leads to the file that is open."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+class ShardFiles:
+    """The open files of a shard, in the process that converts its rows. Not thread-safe.
+
+    Raises OSError, for example if the disk is full.
+    """
+
+    def __init__(self, shard: Shard, *, path: Path | None = None) -> None:
+        self._shard, self._size = shard, shard.dtype.itemsize
+        files = [shard.folder / array.shards[0].file for array in shard.arrays]
+        self._pixels = [os.open(file, os.O_RDWR | _NO_LINKS) for file in files]
+        self._journal = os.open(path or shard.journal, os.O_RDWR | _NO_LINKS)
+        self._reasons: int | None = None
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in (*self._pixels, self._journal, self._reasons):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def read_row(self, row: int, array: int) -> bytes:
+        """Return the bytes of a row of the array with this number."""
+        size = self._shard.arrays[array].row_bytes
+        return os.pread(self._pixels[array], size, self._offset(row, size))
+
+    def write_row(self, row: int, contents: Sequence[bytes]) -> None:
+        """Write a row of each array."""
+        for descriptor, content in zip(self._pixels, contents, strict=True):
+            _write(descriptor, content, self._offset(row, len(content)))
+
+    def blank_row(self, row: int) -> None:
+        """Make a row of each array all zeros. If it is a hole in the file, it stays one."""
+        blanks = [bytes(array.row_bytes) for array in self._shard.arrays]
+        if any(self.read_row(row, number) != blank for number, blank in enumerate(blanks)):
+            self.write_row(row, blanks)
+
+    def read_records(self, start: int, stop: int) -> np.ndarray:
+        """Return the records of some rows. Those that are not intact have the status 0."""
+        offset = (start - self._shard.start) * self._size
+        data = bytearray(os.pread(self._journal, (stop - start) * self._size, offset))
+        records = np.frombuffer(data, self._shard.dtype, stop - start)
+        records["status"][~are_intact(records, self._shard.seed)] = 0
+        return records
+
+    def write_records(self, start: int, records: np.ndarray) -> None:
+        """Sign and write the records of some rows."""
+        sign(records, self._shard.seed)
+        _write(self._journal, records.tobytes(), (start - self._shard.start) * self._size)
+
+    def write_reason(self, row: int, reason: str) -> None:
+        """Keep why a row was rejected."""
+        if self._reasons is None:
+            path = self._shard.reasons_path
+            self._reasons = os.open(path, os.O_WRONLY | os.O_CREAT | _NO_LINKS, 0o666)
+        text = reason.encode("utf-8", "backslashreplace")[:_REASON_BYTES].ljust(
+            _REASON_BYTES, b"\0"
+        )
+        _write(self._reasons, text, (row - self._shard.start) * _REASON_BYTES)
+
+    def _offset(self, row: int, size: int) -> int:
+        return HEADER_BYTES + (row - self._shard.start) * size
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:  # a full disk or a signal may cut a write short; the next one then tells the error
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written

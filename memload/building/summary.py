@@ -1,0 +1,214 @@
+"""What a build tells of its samples: statistics for the index, notes, and reasons of rejects.
+
+Everything comes from the records, so it is the same after an interruption.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from memload.building.extra_arrays import ExtraArray
+from memload.building.record import DONE, REJECTED, names_of_boxes
+from memload.building.remarks import ENLARGED, FLATTENED, REDUCED
+from memload.sources.columns import Column
+from memload.storage.index import Array
+from memload.storage.keys import Keys
+from memload.wording import listed
+
+#: Edges of the histogram of the sources' shorter sides, in pixels.
+_SIDES = (0, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048, 4096, 8192)
+
+
+def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str, Any]:
+    """Return mean and standard deviation per channel, and the sizes of the sources."""
+    sizes = records["size"][used]
+    shorter = np.searchsorted(_SIDES, sizes.min(axis=1), side="right") - 1
+    counts = np.bincount(shorter, minlength=len(_SIDES))
+    return moments(records["total"][used], records["squares"][used], array) | {
+        "source_width": [int(sizes[:, 0].min()), int(sizes[:, 0].max())],
+        "source_height": [int(sizes[:, 1].min()), int(sizes[:, 1].max())],
+        "source_shorter_side": {
+            str(side): int(count) for side, count in zip(_SIDES, counts, strict=True) if count
+        },
+    }
+
+
+def moments(totals: np.ndarray, squares: np.ndarray, array: Array) -> dict[str, Any]:
+    """Return mean and standard deviation per channel, from the sums of each row ``(rows, C)``.
+
+    Unsigned integers count as a share of their type's largest value, from 0 to 1. Signed integers
+    are measurements, such as Hounsfield units, and count as they are. So do floats.
+    """
+    pixels, dtype = array.shape[0] * array.shape[1], np.dtype(array.descr)
+    if dtype.kind == "u":
+        return _moments_of_pixels(totals, squares, pixels, int(np.iinfo(dtype).max))
+    return _moments_of_measurements(totals, squares, pixels)
+
+
+def mask_ids(records: np.ndarray, used: np.ndarray, name: str) -> list[int]:
+    """Return the ids that occur in a mask of uint8, sorted. ``name`` is that of its array."""
+    bits = np.bitwise_or.reduce(records[f"ids/{name}"][used], axis=0)
+    ids: list[int] = np.flatnonzero(np.unpackbits(bits)).tolist()
+    return ids
+
+
+def _moments_of_pixels(
+    totals: np.ndarray, squares: np.ndarray, pixels: int, largest: int
+) -> dict[str, Any]:
+    # Python's integers are exact, so that no order of summing shows in the result, and hold the
+    # squares of 16 bits, whose sum exceeds 64 bits.
+    count = pixels * len(totals)
+    sums = [column.sum(axis=0, dtype=object).tolist() for column in (totals, squares)]
+    variances = [
+        (count * square - total * total) / (count * count)
+        for total, square in zip(*sums, strict=True)
+    ]
+    return {
+        "mean": [total / count / largest for total in sums[0]],
+        "std": [variance**0.5 / largest for variance in variances],
+    }
+
+
+def _moments_of_measurements(
+    totals: np.ndarray, squares: np.ndarray, pixels: int
+) -> dict[str, Any]:
+    broken = int(np.count_nonzero(~np.isfinite(totals).all(axis=1)))
+    if broken:  # JSON has no such numbers, and nobody could normalise with them
+        return {
+            "left_out": (
+                f"mean and std: NaN or infinite values in {broken:,} of {len(totals):,} samples"
+            )
+        }
+    # Always of all rows in their order, so that the result is the same whoever converted them and
+    # when.
+    means = totals / pixels
+    variances = squares.mean(axis=0) / pixels + means.var(axis=0)
+    return {"mean": means.mean(axis=0).tolist(), "std": np.sqrt(variances).tolist()}
+
+
+# ------------------------------------------------------------------------------------------- notes
+
+
+def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -> Iterator[str]:
+    """Yield notes on what was done to pictures that are stored with ``size`` (H, W)."""
+    used = records[records["status"] == DONE]
+    count_of = {
+        bit: np.count_nonzero(used["remarks"] & bit) for bit in (ENLARGED, FLATTENED, REDUCED)
+    }
+    height, width = size
+    texts = {
+        ENLARGED: f"were smaller than {height}×{width} and were enlarged (--size sets the stored "
+        "size)",
+        FLATTENED: f"have transparent pixels, which are {background} now",
+        REDUCED: "have up to 16 bits and were reduced to 8. Use --mode 'I;16' to keep gray ones",
+    }
+    for bit, text in texts.items():
+        if count_of[bit]:
+            yield f"{count_of[bit]:,} of {len(used):,} pictures {text}"
+
+
+def box_notes(records: np.ndarray, schema: Mapping[str, Column]) -> Iterator[str]:
+    """Yield a note for boxes that are given as fractions. As pixels, they would be tiny."""
+    used = records["status"] == DONE
+    for name in names_of_boxes(schema):
+        if 0 < records[f"largest_edge/{name}"][used].max(initial=0) <= 1:
+            yield (
+                f"all boxes of {name!r} have edges of at most 1, as fractions of the picture would "
+                "have. Boxes are in pixels of the image's file: multiply fractions by its width "
+                "and height"
+            )
+
+
+def array_notes(records: np.ndarray, arrays: Sequence[ExtraArray], keys: Keys) -> Iterator[str]:
+    """Yield notes on samples without a mask or another array, and on masks of black and white."""
+    used = np.flatnonzero(records["status"] == DONE)
+    for array in arrays:
+        if array.bitmap_size and mask_ids(records, used, array.name) == [0, 255]:
+            yield (
+                f"{array.name} has only the ids 0 and 255, and 255 usually does not count "
+                "(ignore_index=255). If it is the foreground, store 1 instead"
+            )
+        outcomes = {DONE: f"now {array.missing_id} everywhere", REJECTED: "left out"}
+        for status, outcome in outcomes.items():
+            is_missing = records[f"is_missing/{array.name}"] & (records["status"] == status)
+            rows = np.flatnonzero(is_missing)
+            if len(rows):
+                shown = listed(keys.take(rows[:4]), 3)
+                count = f"{len(rows):,} of {len(records):,} samples"
+                verb = "has" if len(rows) == 1 else "have"
+                yield f"{count} {verb} no {array.name} ({outcome}): {shown}"
+
+
+# ----------------------------------------------------------------------------------------- rejects
+
+#: Parts of a reason that differ from sample to sample: numbers, and what is in quotes.
+_VARYING = re.compile(r"\d[\d,.]*|'[^']*'|\"[^\"]*\"")
+
+
+class RejectLimit:
+    """How many samples may be rejected: a share such as ``"10%"`` or ``0.1``, or a count.
+
+    Raises ValueError for anything else. An integer is a count.
+    """
+
+    def __init__(self, limit: int | float | str) -> None:
+        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*(%?)", str(limit).strip())
+        number, is_share = Fraction(0), False
+        if match and not isinstance(limit, bool):
+            number, is_share = Fraction(match[1]), isinstance(limit, float) or bool(match[2])
+            number /= 100 if match[2] else 1
+        is_possible = number <= 1 if is_share else number.denominator == 1
+        if not match or isinstance(limit, bool) or not is_possible:
+            raise ValueError(
+                f"max_rejects: {limit!r} is neither a share such as '10%', up to '100%', nor a "
+                "count such as 20."
+            )
+        self._number, self._is_share = number, is_share
+
+    def __str__(self) -> str:
+        return f"{float(100 * self._number):g}%" if self._is_share else f"{self._number}"
+
+    @property
+    def is_none(self) -> bool:
+        """Whether no sample may be rejected."""
+        return not self._number
+
+    def allows(self, rejected: int, total: int) -> bool:
+        """Say whether so many of ``total`` samples may be rejected."""
+        return rejected <= self._number * (total if self._is_share else 1)
+
+
+def frequent_reasons(reasons: Mapping[int, str], keys: Sequence[str]) -> str:
+    """Return the three most frequent reasons, each with its count and the name of a sample.
+
+    ``reasons`` say why rows were rejected. Those that differ only in numbers and in quoted texts
+    count as one. Of these, the one with the largest numbers is shown.
+    """
+    rows_of: dict[str, list[int]] = {}
+    for row, reason in reasons.items():
+        rows_of.setdefault(_VARYING.sub("…", reason), []).append(row)
+    texts = []
+    for rows in sorted(rows_of.values(), key=len, reverse=True)[:3]:
+        numbers = {row: _numbers(reasons[row]) for row in rows}
+        row = max(rows, key=numbers.__getitem__)
+        example = f"such as {keys[row]}"
+        if len(set(numbers.values())) > 1:
+            example += ", where the numbers are the largest"
+        texts.append(f"{len(rows):,} × {reasons[row].removesuffix('.'):.200} ({example})")
+    return "; ".join(texts)
+
+
+def _numbers(reason: str) -> tuple[int, ...]:
+    """Return the whole numbers in a reason, apart from those in quoted texts."""
+    found = _VARYING.findall(reason)
+    texts = [text.replace(",", "") for text in found if text[0].isdigit()]
+    return tuple(int(digits) for text in texts for digits in re.findall(r"[0-9]{1,18}", text))
+
+
+def sufficient_limit(rejected: int, total: int) -> str:
+    """Return the share, in whole percent, with which so many rejected samples are allowed."""
+    return f"{math.ceil(Fraction(100 * rejected, total))}%"

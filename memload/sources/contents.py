@@ -1,0 +1,195 @@
+"""The bytes of images, by number. Each is opened when it is read, so that every process can."""
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from memload.errors import DecodeError, SourceError
+from memload.storage.keys import Keys
+
+#: The extensions that torchvision's ImageFolder takes for images, in any case.
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+#: Those of other arrays. A mask is no JPEG, which does not keep numbers as they are.
+EXTENSIONS_OF_KIND = {
+    "mask": (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".npy"),
+    "array": (*EXTENSIONS, ".npy"),
+}
+
+#: Images with more pixels are rejected, unless the user says otherwise: Pillow's own limit.
+MAX_PIXELS: Final = 89_478_485
+#: No such picture is larger, at 8 bytes per pixel and with some metadata.
+_MAX_BYTES = 8 * MAX_PIXELS + (16 << 20)
+
+#: The header of a file within a zip, from the ZIP specification (APPNOTE.TXT), 4.3.7.
+_ZIP_HEADER_BYTES = 30
+
+
+class Contents:
+    """The images, masks or other arrays of all samples, by row. None stands for a missing one."""
+
+    #: whether `several` is faster than one after another, as from a server
+    reads_together = False
+
+    def __getitem__(self, row: int) -> Any:
+        """Return one of them, in a form of `Record`. Raises DecodeError."""
+        raise NotImplementedError
+
+    def several(self, rows: Sequence[int]) -> list[Any]:
+        """Return some of them. An exception stands for one that cannot be read."""
+        raise NotImplementedError
+
+    def take(self, rows: np.ndarray) -> "Contents":
+        """Return the contents of some rows, int64."""
+        return Taken(self, rows)
+
+
+class Taken(Contents):
+    """Some rows of other contents."""
+
+    def __init__(self, contents: Contents, rows: np.ndarray) -> None:
+        self.contents, self._rows = contents, rows
+        self.reads_together = contents.reads_together
+
+    def __getitem__(self, row: int) -> Any:
+        return self.contents[int(self._rows[row])]
+
+    def several(self, rows: Sequence[int]) -> list[Any]:
+        """Return what the other contents return."""
+        return self.contents.several(self._rows[rows].tolist())
+
+    def take(self, rows: np.ndarray) -> "Taken":
+        """Return fewer rows."""
+        return Taken(self.contents, self._rows[rows])
+
+
+@dataclass(frozen=True)
+class Files(Contents):
+    """Files below a folder. An empty name stands for a missing one."""
+
+    root: Path
+    names: Keys
+
+    def __getitem__(self, row: int) -> Path | None:
+        name = self.names[row]
+        return self.root / name if name else None
+
+    def take(self, rows: np.ndarray) -> "Files":
+        """Return the files of some rows."""
+        return Files(self.root, self.names.take(rows))
+
+
+def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder below a root, relative to it, and the files in it.
+
+    The root itself is "". What is hidden is passed over, and so are unfinished builds and links to
+    a folder that contains them. Raises SourceError.
+    """
+    todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    while todo:
+        folder, parents = todo.pop()
+        path = root / folder
+        try:
+            status = path.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in parents:  # following this link would never end
+                continue
+            files, folders = _scan(path)
+        except OSError as error:
+            raise SourceError(
+                f"{path} cannot be read: {error.strerror or error}.", path=path
+            ) from error
+        yield folder, files
+        todo += [(f"{folder}/{name}".lstrip("/"), parents | {identity}) for name in folders]
+
+
+def _scan(path: Path) -> tuple[list[str], list[str]]:
+    """Return the files and the folders in a folder, but for those that are hidden."""
+    files, folders = [], []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link to itself, which is rejected when it is read
+                is_folder = False
+            if not is_folder:
+                files.append(entry.name)
+            elif not entry.name.endswith(".building"):
+                folders.append(entry.name)
+    return files, folders
+
+
+@dataclass(frozen=True)
+class Ranges(Contents):
+    """Parts of larger files, such as the members of tars and zips. One entry per row.
+
+    Args:
+        paths: The larger files.
+        file: Which of them a row is in.
+        start: Where it begins, in bytes.
+        size: How many bytes it has there; -1 if it is missing.
+        unpacked: For a zip, how many bytes it has without compression.
+        crc32: For a zip, the checksum of these.
+        is_deflated: For a zip, whether it is compressed.
+    """
+
+    paths: Sequence[Path]
+    file: np.ndarray
+    start: np.ndarray
+    size: np.ndarray
+    unpacked: np.ndarray | None = None
+    crc32: np.ndarray | None = None
+    is_deflated: np.ndarray | None = None
+
+    def __getitem__(self, row: int) -> bytes | None:
+        start, size = int(self.start[row]), int(self.size[row])
+        if size < 0:
+            return None
+        path = self.paths[self.file[row]]
+        largest = size if self.unpacked is None else max(size, int(self.unpacked[row]))
+        if largest > _MAX_BYTES:
+            raise DecodeError(f"it has {largest:,} bytes, and at most {_MAX_BYTES:,} are read")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if self.unpacked is not None:
+                header = os.pread(descriptor, _ZIP_HEADER_BYTES, start)
+                start += _ZIP_HEADER_BYTES + int.from_bytes(header[26:28], "little")
+                start += int.from_bytes(header[28:30], "little")
+            data = os.pread(descriptor, size, start)
+        finally:
+            os.close(descriptor)
+        if len(data) < size:
+            raise DecodeError(f"{path.name} has been truncated")
+        return data if self.unpacked is None else self._unpack(row, data, path)
+
+    def _unpack(self, row: int, data: bytes, path: Path) -> bytes:
+        assert self.unpacked is not None
+        assert self.crc32 is not None
+        assert self.is_deflated is not None
+        if self.is_deflated[row]:
+            try:
+                decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
+                data = decompressor.decompress(data, int(self.unpacked[row]) + 1)
+            except zlib.error as error:
+                raise DecodeError(f"{path.name} is damaged: {error}") from error
+        if zlib.crc32(data) != self.crc32[row]:
+            raise DecodeError(f"{path.name} is damaged, or has changed since it was opened")
+        return data
+
+
+def image_of(value: Any, folder: Path) -> Any:
+    """Return an entry of a table as `Record` has an image: bytes, a path, an array, or None.
+
+    Hugging Face has a dict of bytes and a path. Paths are relative to ``folder``.
+    """
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, list):
+        return np.array(value)
+    return folder / value if isinstance(value, str) else value

@@ -1,0 +1,189 @@
+"""memload's own data sets, and .npy files: rows that are arrays already."""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memload.errors import DecodeError, NothingNewError, SourceError
+from memload.sources.columns import Column, Columns
+from memload.sources.contents import Contents
+from memload.sources.samples import Extra, Reading, Samples
+from memload.storage.index import Index
+from memload.storage.keys import Keys
+from memload.storage.shards import Shards
+from memload.storage.where import matching, values_in
+from memload.wording import listed
+
+
+def open_existing(path: str | Path, reading: Reading) -> Samples:
+    """Open a data set of memload's. Names, columns, classes, masks and other arrays are kept.
+
+    It may be the index of a subset. ``where`` chooses samples by values of columns.
+
+    Raises FormatError, and ValueError for a value that there is not.
+
+    >>> open_existing("photos.bin", Reading(where={"split": "val"})).keys[0]  # doctest: +SKIP
+    'cat/7.jpg'
+    """
+    index = Index.open(path)
+    columns = Columns(
+        dict(index.columns),
+        {
+            name: Column(
+                values.dtype.str, values.shape[1:], name in index.points, name in index.boxes
+            )
+            for name, values in index.columns.items()
+        },
+        None if index.classes is None else list(index.classes),
+        {name: list(texts) for name, texts in index.categories.items()},
+    )
+    extras = {
+        array.name: Extra("mask" if array.kind == "mask" else "array", IndexRows(index, array.name))
+        for array in index.arrays
+        if array.name != "image"
+    }
+    samples = Samples(index.keys, IndexRows(index, "image"), columns, extras)
+    if not reading.where:
+        return samples
+    chosen = {
+        name: values_in(value, index, name) if isinstance(value, str) else value
+        for name, value in reading.where.items()
+    }
+    return samples.take(matching(index, chosen))
+
+
+class IndexRows(Contents):
+    """The rows of one array of a data set of memload's. A row that has changed is not returned."""
+
+    def __init__(self, index: Index, name: str) -> None:
+        self.path, self._name = index.path, name
+        self._row, self._crc32 = index.rows_of(name), index.crc32[name]
+        #: None in a copy that was pickled, until a row is read
+        self._shards: Shards | None = None
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        if self._shards is None:
+            self._shards = Shards(Index.open(self.path), self._name)
+        number = int(self._row[row])
+        content = self._shards.row(number)
+        if zlib.crc32(content.data) != self._crc32[number]:
+            raise DecodeError(f"row {number} of {self.path} has changed since it was written")
+        return content
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the maps, with which all rows would be pickled."""
+        return {**vars(self), "_shards": None}
+
+
+def new_samples(samples: Samples, path: str | Path) -> Samples:
+    """Return the samples whose names a data set of memload's does not have, with notes.
+
+    Raises NothingNewError if there are none.
+    """
+    index = Index.open(path)
+    new = samples.new_to(index.keys)
+    if not len(new):
+        raise NothingNewError(
+            f"Nothing is new: {path} has all {len(samples):,} samples of the source, so nothing "
+            "was built.",
+            path=path,
+        )
+    return new.with_note(*_notes_on_new(samples, len(new), index, path))
+
+
+def _notes_on_new(samples: Samples, new: int, index: Index, path: str | Path) -> Iterator[str]:
+    note = f"{len(samples) - new:,} of {len(samples):,} samples are left out: {path} has "
+    if new < len(samples) or not len(index):
+        yield f"{note}them"
+    else:  # perhaps since one was built from a folder above or below
+        yield (
+            f"{note}none of their names. The first is {samples.keys[0]!r:.200}, and that of {path} "
+            f"is {index.keys[0]!r:.200}. If these are the same samples, build from the same folder "
+            "as then"
+        )
+    before = sorted(array.name for array in index.arrays if array.name != "image")
+    if before != sorted(samples.arrays):
+        yield (
+            f"other masks and arrays than those of {path}: {listed(before) or 'none'} there and "
+            f"{listed(sorted(samples.arrays)) or 'none'} here (--mask, --array)"
+        )
+
+
+# ------------------------------------------------------------------------------------- .npy files
+
+
+def open_array(path: Path, reading: Reading) -> Samples:
+    """Open an NPY file of images: an array ``(N, H, W)`` or ``(N, H, W, C)``.
+
+    They are stored as they are. ``label`` is an NPY file of N numbers, or of names of classes.
+
+    Raises SourceError.
+
+    >>> open_array(Path("x_train.npy"), Reading(label="y_train.npy"))[7].columns  # doctest: +SKIP
+    {'label': 3}
+    """
+    label, images, columns = reading.label, _load(path), Columns()
+    if images.ndim not in (3, 4) or not images.size:
+        raise SourceError(
+            f"{path} has the shape {images.shape}, which is neither (N, H, W) nor (N, H, W, C) "
+            "with pixels. Reshape it.",
+            path=path,
+        )
+    if images.ndim == 4 and images.shape[1] in (1, 3, 4) and images.shape[3] > 4:
+        columns.notes.append(
+            f"the shape {images.shape} looks like (N, C, H, W), channels first; save "
+            "array.transpose(0, 2, 3, 1), which is (N, H, W, C)"
+        )
+    if label is None:
+        columns.notes.append(f"no labels: name an array of {len(images):,} with --label")
+    else:
+        labels = _load(Path(label))
+        is_fitting = labels.shape in ((len(images),), (len(images), 1))
+        if not is_fitting or labels.dtype.kind not in "biufU":
+            raise SourceError(
+                f"{label} has the shape {labels.shape} and type {labels.dtype}, but the labels of "
+                f"{path} are {len(images):,} numbers or texts. Save them so.",
+                path=label,
+            )
+        flat = np.array(labels).reshape(len(images))
+        columns.add_values("label", flat.tolist() if flat.dtype.kind == "U" else flat)
+    keys = Keys.of([str(number) for number in range(len(images))])
+    return Samples(keys, NpyRows(path), columns, are_numbered=True)
+
+
+class NpyRows(Contents):
+    """The images of an NPY file, which each process maps for itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._images: np.ndarray | None = None
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        if self._images is None:
+            self._images = _load(self._path)
+        return np.asarray(self._images[row])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the map, with which all images would be pickled."""
+        return {**vars(self), "_images": None}
+
+
+def _load(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged header may raise anything
+        raise SourceError(
+            f"{path} is missing, is no .npy file, or is damaged ({error}). Check the path.",
+            path=path,
+        ) from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise SourceError(
+            f"{path} holds several arrays. Save the images alone with numpy.save, and their labels "
+            "too.",
+            path=path,
+        )
+    return array

@@ -1,0 +1,84 @@
+"""Which names stand for the same picture: those of masks and images, or of lines and samples."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memload.sources.contents import EXTENSIONS
+
+#: The extensions that do not count when names are compared. What else follows a dot, as in
+#: ``frame_0.25``, is part of the name.
+IGNORED_EXTENSIONS = (
+    *EXTENSIONS,
+    *[".gif", ".avif", ".jp2", ".jpe", ".jfif", ".jxl", ".heic", ".heif", ".dcm", ".exr", ".npy"],
+)
+
+
+def match(keys: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """Return for each key the position of its name, int64 ``(n,)``; -1 for a key without one.
+
+    A key's name is the key itself, or else the key with an extension, or else with another one.
+    Folders count. If no name fits with all of them, those fit that are the end of a key, or whose
+    end is a key, as if masks lie in one folder. Their last parts have to differ.
+
+    Raises ValueError if two names fit a key, or two keys a name.
+
+    >>> match(["a/1.jpg", "b/2.jpg"], ["b/2.png"])
+    array([-1,  0])
+    """
+    keys, names = list(keys), list(names)
+    positions = _match(keys, names, keys, names)
+    if (positions >= 0).any():
+        return positions
+    short_keys, short_names = ([name.rpartition("/")[2] for name in each] for each in (keys, names))
+    positions = _match(keys, names, short_keys, short_names)
+    for row in np.flatnonzero(positions >= 0).tolist():
+        end, path = sorted([stem_of(keys[row]), stem_of(names[positions[row]])], key=len)
+        if not f"/{path}".endswith(f"/{end}"):
+            positions[row] = -1  # in other folders are other pictures
+    return positions
+
+
+def _match(
+    keys: Sequence[str], names: Sequence[str], compared: Sequence[str], with_: Sequence[str]
+) -> np.ndarray:
+    """Match as `match` does, by what is ``compared`` of keys ``with_`` that of names."""
+    whole, stems, twice = _positions(with_), _positions(map(stem_of, with_)), dict[str, int]()
+    for position, name in enumerate(with_):
+        for found, text in ((whole, name), (stems, stem_of(name))):
+            if found[text] != position:
+                twice[text] = position
+    taken = {whole[key] for key in compared if key in whole}
+    owner: dict[int, str] = {}
+    result = np.full(len(keys), -1)
+    for row, (key, text) in enumerate(zip(keys, compared, strict=True)):
+        texts = ((whole, text), (stems, text), (stems, stem_of(text)))
+        found, text = next(((each, t) for each, t in texts if t in each), (whole, ""))
+        position = found.get(text, -1)
+        if position < 0 or (found is stems and position in taken):
+            continue
+        if text in twice:
+            raise ValueError(f"{names[position]!r} and {names[twice[text]]!r} both fit {key!r}")
+        if owner.setdefault(position, key) != key:
+            raise ValueError(f"{names[position]!r} fits both {owner[position]!r} and {key!r}")
+        result[row] = position
+    return result
+
+
+def _positions(names: "Sequence[str] | map[str]") -> dict[str, int]:
+    """Return the first position of each name."""
+    positions: dict[str, int] = {}
+    for position, name in enumerate(names):
+        positions.setdefault(name, position)
+    return positions
+
+
+def stem_of(name: str) -> str:
+    """Return a name or a path without the extension of an image or of NumPy.
+
+    >>> stem_of("v1.0/cat.1.jpg"), stem_of("v1.0/cat.1")
+    ('v1.0/cat.1', 'v1.0/cat.1')
+    """
+    stem, dot, extension = name.rpartition(".")
+    is_ending = f"{dot}{extension}".lower() in IGNORED_EXTENSIONS
+    return stem if is_ending and stem and not stem.endswith("/") else name

@@ -1,0 +1,384 @@
+"""The samples of a source: their names, their columns, and where their images are."""
+
+import copy
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+
+import numpy as np
+from PIL import Image
+
+from memload.errors import DecodeError, SourceError
+from memload.sources.columns import Column, Columns, are_splits
+from memload.sources.contents import EXTENSIONS, EXTENSIONS_OF_KIND, Contents, Files, walk
+from memload.sources.matching import match
+from memload.storage.keys import Keys
+from memload.wording import counted, listed
+
+Kind = Literal["mask", "array"]
+
+
+class Record(NamedTuple):
+    """One image, its name, and what belongs to it.
+
+    Args:
+        key: The name of the sample.
+        image: The path of a file, the bytes of one, a PIL image, or an array ``(H, W)`` or
+            ``(H, W, C)``.
+        columns: The values of the columns, by name.
+        arrays: The masks and other arrays, by name, each in one of the forms of an image. A name
+            that is missing, or None, means that the sample lacks it.
+    """
+
+    key: str
+    image: Path | bytes | Image.Image | np.ndarray
+    columns: Mapping[str, Any]
+    arrays: Mapping[str, Path | bytes | Image.Image | np.ndarray | None] = {}
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What a build reads: `Samples`, or anything with these attributes."""
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """The names of the classes that the column ``label`` counts into, or None."""
+
+    @property
+    def schema(self) -> Mapping[str, Column]:
+        """The columns that every record has."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The names of the records."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should know, such as what was skipped and why."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> Record:
+        """Return one record. An exception rejects this one record."""
+
+
+class Extra(NamedTuple):
+    """A mask or another array of each sample."""
+
+    kind: Kind
+    contents: Contents
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a source is read. `open_source` explains the options."""
+
+    image: str | None = None
+    label: str | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    root: str | None = None
+    extensions: Sequence[str] = EXTENSIONS
+    masks: Mapping[str, str] = field(default_factory=dict)
+    arrays: Mapping[str, str] = field(default_factory=dict)
+    points: Mapping[str, str] = field(default_factory=dict)
+    boxes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> Mapping[str, str]:
+        """What in the source the masks and other arrays are, by their names."""
+        return {**self.masks, **self.arrays}
+
+    def kind_of(self, name: str) -> Kind:
+        """Return whether this is a mask or another array."""
+        return "mask" if name in self.masks else "array"
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """The extensions of images, in lower case."""
+        return tuple(extension.lower() for extension in self.extensions)
+
+
+@dataclass
+class Samples:
+    """The samples of a source. All but pixels is in memory. It can be pickled.
+
+    Methods return other samples, and none of them reads a picture.
+
+    Args:
+        keys: The names of the samples.
+        images: Their images.
+        columns: Their columns.
+        extras: Their masks and other arrays, by name.
+        options: How the source was read, as JSON has it, such as the name of its image column.
+        group_starts: The first rows of groups that one worker reads best, as those of Parquet.
+        are_numbered: Whether the names only count the samples.
+
+    >>> samples = open_source("pets.csv", label="breed")  # doctest: +SKIP
+    >>> samples.new_to(["cat/1.jpg"])[0].key  # doctest: +SKIP
+    'cat/2.jpg'
+    """
+
+    keys: Keys
+    images: Contents
+    columns: Columns = field(default_factory=Columns)
+    extras: Mapping[str, Extra] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    group_starts: Sequence[int] = ()
+    are_numbered: bool = False
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def root(self) -> Path | str | None:
+        """The folder or URL of the images, for messages."""
+        return getattr(self.images, "root", None)
+
+    def __getitem__(self, row: int) -> Record:
+        return self._record(row, self.images[row])
+
+    def _record(self, row: int, image: Any) -> Record:
+        if image is None:
+            raise DecodeError("the image is missing")
+        columns = {name: values[row] for name, values in self.columns.values.items()}
+        return Record(self.keys[row], image, columns, self._arrays(row))
+
+    def _arrays(self, row: int) -> dict[str, Any]:
+        return {name: extra.contents[row] for name, extra in self.extras.items()}
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[int]], list[Record | Exception]]:
+        """What reads several records. Only sources for which that is faster have it.
+
+        An exception in place of a record rejects that record.
+        """
+        if not self.images.reads_together:
+            raise AttributeError(f"{type(self).__name__} is read one by one")
+        return self._several
+
+    def _several(self, rows: Sequence[int]) -> list[Record | Exception]:
+        images = self.images.several(rows)
+        return [*map(self._record_or_error, rows, images)]
+
+    def _record_or_error(self, row: int, image: Any) -> Record | Exception:
+        try:
+            return image if isinstance(image, Exception) else self._record(row, image)
+        except Exception as error:  # noqa: BLE001  # it may come from code of the user's
+            return error
+
+    # ------------------------------------------------------------------------- what is in memory
+
+    @property
+    def schema(self) -> Mapping[str, Column]:
+        """The columns that every record has."""
+        return self.columns.schema
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """The names of the classes that the column ``label`` counts into, or None."""
+        return self.columns.classes
+
+    @property
+    def categories(self) -> Mapping[str, Sequence[str]]:
+        """The texts that other columns count into, by the names of these columns."""
+        return self.columns.categories
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should know, such as what was skipped and why."""
+        return self.columns.notes
+
+    @property
+    def arrays(self) -> Mapping[str, Kind]:
+        """The kinds of the masks and other arrays, by name."""
+        return {name: extra.kind for name, extra in self.extras.items()}
+
+    @property
+    def identity(self) -> Any:
+        """What else decides the records, as JSON has it: options, and a checksum of columns."""
+        checksum = 0
+        for name in sorted(self.columns.values):
+            content = np.ascontiguousarray(self.columns.values[name])
+            checksum = zlib.crc32(content.reshape(-1).view(np.uint8).data, checksum)
+        return [dict(self.options), checksum]
+
+    # ---------------------------------------------------------------------------- other samples
+
+    def _changed(self, **fields: Any) -> Self:
+        other = copy.copy(self)
+        vars(other).update(fields)
+        return other
+
+    def take(self, rows: np.ndarray) -> Self:
+        """Return some samples, int64, in the order given."""
+        values = {name: each[rows] for name, each in self.columns.values.items()}
+        is_sorted = bool((rows[1:] > rows[:-1]).all())
+        starts = np.unique(np.searchsorted(rows, self.group_starts)).tolist() if is_sorted else []
+        return self._changed(
+            keys=self.keys.take(rows),
+            images=self.images.take(rows),
+            columns=replace(self.columns, values=values),
+            extras={
+                name: Extra(extra.kind, extra.contents.take(rows))
+                for name, extra in self.extras.items()
+            },
+            group_starts=starts if len(self.group_starts) else (),
+        )
+
+    def new_to(self, known: Sequence[str]) -> Self:
+        """Return the samples whose names are not among those that are known."""
+        names = set(known)
+        return self.take(np.flatnonzero([key not in names for key in self.keys]))
+
+    def with_note(self, *notes: str) -> Self:
+        """Return the same samples with further notes."""
+        return self._changed(columns=replace(self.columns, notes=[*self.notes, *notes]))
+
+    def with_classes(self, classes: Sequence[str]) -> Self:
+        """Return the same samples with labels that count into these classes.
+
+        Labels that are names of classes are numbered anew. Other numbers stay, and get the names.
+        Raises SourceError for a class that is not among them, and if there are no labels.
+        """
+        if self.schema.get("label") != Column("<i8"):
+            raise SourceError(
+                "A list of classes is given, but there are no labels that count into it. Name the "
+                "labels with --label (label=… in Python)."
+            )
+        columns = replace(self.columns, classes=list(classes), are_parts=False)
+        if self.classes is not None:
+            columns.values = self._renumbered(translation(self.classes, classes))
+        return self._changed(columns=columns, options={**self.options, "classes": [*classes]})
+
+    def _renumbered(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        labels = self.columns.values["label"]
+        is_known = (labels >= 0) & (labels < len(numbers))
+        translated = np.where(is_known, numbers[np.where(is_known, labels, 0)], labels)
+        return {**self.columns.values, "label": translated}
+
+    def with_files(self, name: str, kind: Kind, folder: str | Path) -> Self:
+        """Return the same samples with masks or other arrays from a folder, by their names.
+
+        The file of the image ``cat/1.jpg`` is ``cat/1.png`` there. See `match` for the rules.
+        Raises SourceError if there is no folder, or no file of any image.
+
+        >>> samples.with_files("mask", "mask", "masks/")[0].arrays  # doctest: +SKIP
+        {'mask': PosixPath('masks/cat/1.png')}
+        """
+        folder = Path(folder)
+        if self.are_numbered:
+            raise SourceError(
+                f"{folder}: files are found by the names of samples, but these have only numbers. "
+                "Name them (DatasetSource(dataset, key=[…])), or build the files and add them "
+                "with 'memload join'.",
+                path=folder,
+            )
+        own_names = self.images.names if isinstance(self.images, Files) else self.keys
+        files, notes = _found_files(folder, name, kind, own_names)
+        _check_not_images(self.images, folder, own_names)
+        contents = Files(folder, Keys.of(files))
+        columns = replace(self.columns, notes=[*self.notes, *notes])
+        options = {**self.options, name: folder.absolute().name}
+        return self.with_extra(name, kind, contents)._changed(columns=columns, options=options)
+
+    def with_extra(self, name: str, kind: Kind, contents: Contents) -> Self:
+        """Return the same samples with masks or other arrays."""
+        if name in self.extras or name in self.schema or name == "image":
+            raise SourceError(f"{name!r:.80} is the name of something else. Choose another one.")
+        return self._changed(extras={**self.extras, name: Extra(kind, contents)})
+
+
+def translation(own: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+    """Return the new number for each label, int64. Raises SourceError."""
+    number = {name: position for position, name in enumerate(classes)}
+    if unknown := [name for name in own if name not in number]:
+        raise SourceError(
+            f"The source has classes that are not among the {len(classes):,} given: "
+            f"{listed(unknown, 3)}. Add them to the list, remove them from the source, or leave "
+            "out the list."
+        )
+    return np.array([number[name] for name in own], np.int64)
+
+
+def _found_files(
+    folder: Path, name: str, kind: Kind, keys: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the file of each key, or "", and notes. Raises SourceError."""
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise SourceError(f"{folder} {what}. Check the path.", path=folder)
+    endings = EXTENSIONS_OF_KIND[kind]
+    files = sorted(
+        f"{inner}/{file}".lstrip("/")
+        for inner, names in walk(folder)
+        for file in names
+        if file.lower().endswith(endings)
+    )
+    try:
+        positions = match(keys, files)
+    except ValueError as error:
+        raise SourceError(
+            f"{folder}: {error}. Sort these files into folders as the images are.", path=folder
+        ) from None
+    if not (positions >= 0).any():
+        first = f"the first file is {files[0]}" if files else f"no file ends in {' '.join(endings)}"
+        raise SourceError(
+            f"{folder} has no file of any image: the first image is {keys[0]}, and {first}. The "
+            "file of an image has its name and another extension. If names differ otherwise, list "
+            f"both in a table (--{kind} {name}=COLUMN).",
+            path=folder,
+        )
+    unused = np.setdiff1d(np.arange(len(files)), positions).tolist()
+    shown = listed((files[position] for position in unused), 3)
+    note = (
+        f"{name}: {len(unused):,} of {len(files):,} files in {folder} belong to no image: {shown}"
+    )
+    return [files[p] if p >= 0 else "" for p in positions.tolist()], [note] if unused else []
+
+
+def _check_not_images(images: Contents, folder: Path, names: Sequence[str]) -> None:
+    """Raise SourceError if files of a folder of masks are among the images."""
+    if not isinstance(images, Files) or not folder.resolve().is_relative_to(images.root.resolve()):
+        return
+    inner = folder.resolve().relative_to(images.root.resolve()).as_posix()
+    prefix = "" if inner == "." else f"{inner}/"
+    taken = next((name for name in names if name.startswith(prefix) and _is_mask(name)), None)
+    if taken is not None:
+        raise SourceError(
+            f"{folder} lies within the images, so that {taken} would be an image. Move it out of "
+            f"{images.root}, or name the extensions of the images, such as --extensions .jpg.",
+            path=folder,
+        )
+
+
+def _is_mask(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS_OF_KIND["mask"])
+
+
+def check_labels(samples: Samples) -> None:
+    """Raise SourceError if a label is missing: NaN, or an empty text."""
+    labels = samples.columns.values.get("label", np.zeros(0))
+    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), bool)
+    if "" in (samples.classes or ()):
+        missing = labels == list(samples.classes or ()).index("")
+    if missing.any():
+        rows = np.flatnonzero(missing)
+        raise SourceError(
+            f"{counted(len(np.unique(rows)), 'label is', 'labels are')} missing, the first one "
+            f"that of {samples.keys[int(rows[0])]}. Fill them in, or leave these samples out."
+        )
+
+
+def refuse_splits(samples: Samples) -> None:
+    """Raise SourceError if the classes are parts of a data set, such as ``train`` and ``val``."""
+    classes = samples.classes
+    if not classes or not (samples.columns.are_parts or are_splits(classes)):
+        return
+    have = ", which have the same subfolders" if samples.columns.are_parts else ""
+    remedy = samples.columns.part_remedy or "Build each of them by itself."
+    raise SourceError(
+        f"The classes would be {listed(classes, 5)}{have}: these look like parts of a data set. "
+        f"{remedy} If they are classes, say --classes {','.join(classes)}."
+    )

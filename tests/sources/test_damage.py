@@ -1,0 +1,329 @@
+"""Damaged, odd and hostile inputs: what each of them is taken for, or the error that it gets."""
+
+import gzip
+import json
+import os
+import re
+import stat
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+
+import memload
+
+from .conftest import content, picture, touch, write_tar, write_zip
+
+DATA = picture(1)
+MEMBERS = [(f"{number:02d}.jpg", DATA) for number in range(6)]
+LABELLED = [
+    each
+    for number in range(6)
+    for each in ((f"{number:02d}.jpg", DATA), (f"{number:02d}.cls", b"%d" % (number % 2)))
+]
+
+
+def cut(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+    return path
+
+
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 255
+    path.write_bytes(data)
+    return path
+
+
+def joined(folder):
+    first, second = (write_tar(folder / name, MEMBERS) for name in ("a.tar", "b.tar"))
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    return first
+
+
+def compressed(folder):
+    path = write_tar(folder / "a.tar", MEMBERS)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    return path
+
+
+def table(folder, text, name="a.csv", encoding="utf-8"):
+    touch(folder, "1.jpg", "2.jpg")
+    (folder / name).write_bytes(text.encode(encoding))
+    return folder / name
+
+
+def encrypted(folder):
+    path = write_zip(folder / "a.zip", [("a/1.jpg", DATA)])
+    data = path.read_bytes().replace(
+        b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"
+    )
+    path.write_bytes(data)
+    return path
+
+
+def looping(folder):
+    (touch(folder / "images", "a/1.jpg") / "a" / "up").symlink_to(folder / "images")
+    return folder / "images"
+
+
+def parquet(folder, *columns, classes=()):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as files
+
+    paths = []
+    for number, column in enumerate(columns):
+        made = pyarrow.table({"image": [DATA] * 2, **column})
+        if classes:
+            feature = {"_type": "ClassLabel", "names": classes[number]}
+            facts = {"info": {"features": {"label": feature}}}
+            made = made.replace_schema_metadata({"huggingface": json.dumps(facts)})
+        paths.append(folder / f"{number}.parquet")
+        files.write_table(made, paths[-1])
+    return paths
+
+
+def archive(folder):
+    np.savez(folder / "a.npz", np.zeros((2, 2, 2)))
+    return folder / "a.npz"
+
+
+def saved(folder, array, name="a.npy"):
+    np.save(folder / name, array)
+    return folder / name
+
+
+REFUSED = {
+    "a missing path": (lambda folder: folder / "none", "does not exist"),
+    "an empty path": (lambda folder: "", "path of the source is empty"),
+    "a file of another kind": (lambda folder: touch(folder, "a.7z") / "a.7z", "another kind"),
+    "a compressed archive": (lambda folder: touch(folder, "a.tar.gz") / "a.tar.gz", "unpacked"),
+    "a folder of other files": (
+        lambda folder: write_tar(folder / "a.tar", MEMBERS).parent,
+        "a.tar, or check the path",
+    ),
+    "a tar that is cut off": (
+        lambda folder: cut(write_tar(folder / "a.tar", MEMBERS), 1500), "truncated"
+    ),
+    "a tar that is cut off between files": (
+        lambda folder: cut(write_tar(folder / "a.tar", MEMBERS), 2048), "truncated"
+    ),
+    "a tar with a damaged header": (
+        lambda folder: flip(write_tar(folder / "a.tar", MEMBERS), 1024 + 100), "truncated or damaged"
+    ),
+    "two tars in one": (joined, "as if two tars had been joined"),
+    "a compressed tar": (compressed, "gunzip"),
+    "a tar without images": (lambda folder: write_tar(folder / "a.tar", [("a.txt", b"")]), "no images"),
+    "a tar with labels for some": (
+        lambda folder: write_tar(folder / "a.tar", LABELLED[:-1]), "1 of 6 samples have no label"
+    ),
+    "a tar with bad JSON": (
+        lambda folder: write_tar(folder / "a.tar", [*MEMBERS, ("00.json", b"{oops")]), "JSON beside"
+    ),
+    "a zip that is cut off": (
+        lambda folder: cut(write_zip(folder / "a.zip", MEMBERS), 300), "no zip file, or is truncated"
+    ),
+    "an encrypted zip": (encrypted, "encrypted"),
+    "a zip of a rare kind": (
+        lambda folder: write_zip(folder / "a.zip", MEMBERS, zipfile.ZIP_LZMA), "rare way"
+    ),
+    "a table without a header": (
+        lambda folder: table(folder, "1.jpg,cat\n2.jpg,dog\n"), "Put a line such as 'path,label'"
+    ),
+    "a table with a short line": (
+        lambda folder: table(folder, "path,label\n1.jpg,cat\n2.jpg\n"), "line 3 has 1 cells"
+    ),
+    "a table with a column twice": (
+        lambda folder: table(folder, "path,x,x\n1.jpg,1,2\n"), "two columns are called 'x'"
+    ),
+    "a table in Latin-1": (
+        lambda folder: table(folder, "path,label\n1.jpg,é\n", encoding="latin-1"), "Save it as UTF-8"
+    ),
+    "an empty table": (lambda folder: table(folder, ""), "lists no images"),
+    "a table with an empty label": (
+        lambda folder: table(folder, "path,label\n1.jpg,cat\n2.jpg,\n"), "1 label is missing.*2.jpg"
+    ),
+    "a table of URLs": (
+        lambda folder: table(folder, "path\nhttps://e.org/1.jpg\n"), "that URL as --root"
+    ),
+    "a table whose images are missing": (
+        lambda folder: table(folder, "id,label\n1,cat\n2,dog\n"), "--image 'images/{id}.jpg'"
+    ),
+    "lines that are no JSON": (
+        lambda folder: table(folder, '{"file_name": "1.jpg"}\n[]\n', "a.jsonl"), "line 2 is no object"
+    ),
+    "Parquet with text beside numbers": (
+        lambda folder: parquet(folder, {"x": [1, 2]}, {"x": ["a", "b"]}), "different types"
+    ),
+    "Parquet with other columns": (
+        lambda folder: parquet(folder, {"x": [1, 2]}, {"y": [1, 2]}), "has the columns"
+    ),
+    "Parquet with other classes": (
+        lambda folder: parquet(
+            folder, {"label": [0, 1]}, {"label": [0, 1]}, classes=(["a", "b"], ["b", "a"])
+        ),
+        "the same numbers mean others",
+    ),
+    "Parquet that is cut off": (
+        lambda folder: cut(parquet(folder, {"x": [1, 2]})[0], 100), "truncated"
+    ),
+    "Parquet with a missing label": (
+        lambda folder: parquet(folder, {"label": [0, None]}), "label is missing"
+    ),
+    "several arrays": (archive, "holds several arrays"),
+    "an array of objects": (
+        lambda folder: saved(folder, np.array([{}, []], dtype=object)), "Python objects"
+    ),
+    "an array of two axes": (lambda folder: saved(folder, np.zeros((2, 2))), "neither"),
+    "folders of parts": (
+        lambda folder: touch(folder / "i", "train/a/1.jpg", "val/a/2.jpg"), "parts of a data set"
+    ),
+    "folders that are called as parts": (
+        lambda folder: touch(folder / "i", "train_images/1.jpg", "test_images/2.jpg"),
+        "memload build .*/test_images out.bin.*--classes test_images,train_images",
+    ),
+    "folders with the same subfolders": (
+        lambda folder: touch(folder / "i", "x/a/1.jpg", "x/b/2.jpg", "y/a/3.jpg", "y/b/4.jpg"),
+        "same subfolders.*memload build .*/x out.bin",
+    ),
+    "a table whose labels are parts": (
+        lambda folder: table(folder, "path,label\n1.jpg,train\n2.jpg,test\n"), "--where"
+    ),
+    "an archive on a server": (lambda folder: "s3://bucket/a.tar", "Download it first"),
+    "a memload data set on a server": (
+        lambda folder: "https://e.org/out.bin", "index .* pixels .*memload.MemmapDataset"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_with_what_to_do(tmp_path, name):
+    make, message = REFUSED[name]
+    with pytest.raises(memload.SourceError, match=f"(?s){message}"):
+        memload.open_source(make(tmp_path))
+
+
+def columns(source):
+    return {name: values.tolist() for name, values in source.columns.values.items()}
+
+
+ACCEPTED = {
+    "hidden files in a tar": (
+        lambda folder: write_tar(folder / "a.tar", [*MEMBERS, ("./._0.jpg", b"x")]), 6, "hidden"
+    ),
+    "names that leave a tar": (
+        lambda folder: write_tar(folder / "a.tar", [(f"../../{n}", d) for n, d in MEMBERS]), 6, ""
+    ),
+    "long names in a tar": (
+        lambda folder: write_tar(
+            folder / "a.tar", [("d" * 90 + "/" + "e" * 90 + "/" + n, d) for n, d in MEMBERS]
+        ),
+        6,
+        "",
+    ),
+    "several images of a stem": (
+        lambda folder: write_tar(folder / "a.tar", [*LABELLED, ("00.seg.png", b"")]), 6, "beside another"
+    ),
+    "numbered images": (
+        lambda folder: write_tar(folder / "a.tar", [("a.1.jpg", DATA), ("a.2.jpg", DATA)]), 2, ""
+    ),
+    "what macOS adds to a zip": (
+        lambda folder: write_zip(folder / "a.zip", [*MEMBERS, ("__MACOSX/._0.jpg", b"")]), 6, "other files"
+    ),
+    "names that leave a zip": (
+        lambda folder: write_zip(folder / "a.zip", [("../../a/1.jpg", DATA)]), 1, ""
+    ),
+    "a link to a folder above": (looping, 1, ""),
+    "pandas' index": (
+        lambda folder: table(folder, ",path,x\n0,1.jpg,3\n1,2.jpg,4\n"), 2, "column without a name"
+    ),
+    "large integers beside a gap": (
+        lambda folder: table(folder, "path,id\n1.jpg,9007199254740993\n2.jpg,\n"), 2, "id .*2⁵³"
+    ),
+    "a wrong number": (
+        lambda folder: table(folder, "path,x\n1.jpg,1\n2.jpg,2\n1.jpg,?\n"), 3, r"x \('\?' is not a number"
+    ),
+    "images beside the class folders": (
+        lambda folder: touch(folder / "i", "a/1.jpg", "2.jpg"), 1, "outside the class folders"
+    ),
+    "a class without images": (
+        lambda folder: touch(folder / "i", "a/1.jpg", "b/2.txt"), 1, "without images.*: b"
+    ),
+    "classes one folder deeper": (
+        lambda folder: touch(folder / "i", "x/a/1.jpg", "y/b/2.jpg"), 2, "build .*/x instead"
+    ),
+    "channels first": (lambda folder: saved(folder, np.zeros((2, 3, 9, 8))), 2, "channels first"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_it_is_read_and_noted(tmp_path, name):
+    make, count, note = ACCEPTED[name]
+    source = memload.open_source(make(tmp_path))
+    assert len(source) == count
+    if note:
+        assert any(re.search(note, text) for text in source.notes), source.notes
+    assert all(content(source[row].image) for row in range(count))
+
+
+def test_links_in_archives_read_nothing_outside(tmp_path):
+    (tmp_path / "secret.jpg").write_bytes(DATA)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(touch(tmp_path / "i", "0.jpg") / "0.jpg", "0.jpg")
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+            member = tarfile.TarInfo(f"{kind!r}.jpg")
+            member.type, member.linkname = kind, str(tmp_path / "secret.jpg")
+            tar.addfile(member)
+    source = memload.open_source(tmp_path / "a.tar")
+    assert list(source.keys) == ["a.tar/0.jpg"]
+    assert any("links (2)" in note for note in source.notes)
+    entry = zipfile.ZipInfo("a/link.jpg")
+    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(entry, str(tmp_path / "secret.jpg"))
+    assert memload.open_source(tmp_path / "a.zip")[0].image == os.fsencode(tmp_path / "secret.jpg")
+
+
+def test_a_bomb_and_a_changed_image_in_a_zip_are_rejected(tmp_path):
+    bomb = write_zip(tmp_path / "a.zip", [("a/1.jpg", bytes(800_000_000))], zipfile.ZIP_DEFLATED)
+    with pytest.raises(memload.DecodeError, match="at most"):
+        memload.open_source(bomb)[0]
+    other = write_zip(tmp_path / "b.zip", [("a/1.jpg", DATA)])
+    source = memload.open_source(other)
+    flip(other, 60)
+    with pytest.raises(memload.DecodeError, match="damaged, or has changed"):
+        source[0]
+
+
+def test_a_tar_that_is_cut_off_later_rejects_its_images(tmp_path):
+    source = memload.open_source(write_tar(tmp_path / "a.tar", MEMBERS))
+    cut(tmp_path / "a.tar", 700)
+    with pytest.raises(memload.DecodeError, match="truncated"):
+        source[5]
+
+
+def test_a_row_of_a_data_set_that_has_changed_is_rejected(output):
+    source = memload.open_source(output)
+    flip(output, 4096 + 2 * 768 + 5)
+    with pytest.raises(memload.DecodeError, match="has changed since it was written"):
+        source[2]
+
+
+def test_postscript_is_no_picture(tmp_path):
+    touch(tmp_path / "i", "a/1.jpg", "a/2.jpg")
+    (tmp_path / "i" / "a" / "2.jpg").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+    )
+    report = memload.build(
+        tmp_path / "i", tmp_path / "out.bin", size=8, num_workers=0, max_rejects="60%"
+    )
+    assert (report.samples, report.rejected) == (1, 1)
+
+
+def test_what_has_a_name_of_parts_is_built_if_its_classes_are_given(tmp_path):
+    root = touch(tmp_path / "i", "train/1.jpg", "test/2.jpg")
+    source = memload.open_source(root, classes=["test", "train"])
+    assert columns(source) == {"label": [0, 1]}
+    deep = touch(tmp_path / "j", *(f"{top}/images/1.jpg" for top in ("n01", "n02")))
+    assert memload.open_source(deep).classes == ["n01", "n02"]
