@@ -19,13 +19,12 @@ _PUBLIC = {
     "contact_sheet": "preview",
     "doctor.diagnosis": "diagnose",
     "doctor.report": "Diagnosis",
+    "editing.columns": "where with_columns",
     "editing.concat": "concat",
     "editing.copying": "copy",
-    "editing.export": "ExportReport export",
+    "editing.export": "export",
     "editing.join": "join",
     "editing.relabel": "relabel",
-    "editing.rename": "rename",
-    "editing.report": "EditReport",
     "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
     "MemloadError MissingError NothingNewError SourceError",
     "inspection": "info verify",
@@ -51,13 +50,12 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.contact_sheet import preview as preview
     from memload.doctor.diagnosis import diagnose as diagnose
     from memload.doctor.report import Diagnosis as Diagnosis
+    from memload.editing.columns import where as where, with_columns as with_columns
     from memload.editing.concat import concat as concat
     from memload.editing.copying import copy as copy
-    from memload.editing.export import ExportReport as ExportReport, export as export
+    from memload.editing.export import export as export
     from memload.editing.join import join as join
     from memload.editing.relabel import relabel as relabel
-    from memload.editing.rename import rename as rename
-    from memload.editing.report import EditReport as EditReport
     from memload.errors import (
         BuildError as BuildError,
         ChecksumError as ChecksumError,

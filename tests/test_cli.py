@@ -253,10 +253,10 @@ def test_options_that_a_source_does_not_have_are_wrong_usage(
         ("info out.bin --environment", "Give either OUT.BIN or --environment"),
         ("build a out.bin --mask =m", "'=m' is not [NAME=]FOLDER"),
         ("build a out.bin --mask a --mask b", "--mask has 'mask' twice"),
-        ("preview out.bin", "--output"),
-        ("preview out.bin -o s.png --indices 1,x", "'1,x' is not a list of numbers"),
-        ("preview out.bin -o s.png --count 0", "'--count'"),
-        ("preview out.bin -o s.png --seed -1", "'--seed'"),
+        ("preview out.bin", "GRID.PNG"),
+        ("preview out.bin s.png --indices 1,x", "'1,x' is not a list of numbers"),
+        ("preview out.bin s.png --count 0", "'--count'"),
+        ("preview out.bin s.png --seed -1", "'--seed'"),
     ],
 )  # fmt: skip
 def test_arguments_that_make_no_sense_are_wrong_usage(
@@ -407,7 +407,7 @@ def test_without_rejects_a_build_stops_at_a_bad_image(
 @pytest.mark.parametrize("name", ["info", "verify", "preview"])
 def test_wrong_data_sets_are_reported_in_one_line(run: Run, output: Path, name: str) -> None:
     def inspect_it(path: Path) -> Done:
-        return run(name, path, *(["-o", output.with_name("grid.png")] if name == "preview" else []))
+        return run(name, path, *([output.with_name("grid.png")] if name == "preview" else []))
 
     index, missing = output.with_suffix(".idx"), output.with_name("missing.bin")
     assert_one_line(inspect_it(missing), f"{missing.with_suffix('.idx')} does not exist")
@@ -551,7 +551,7 @@ def test_verify_says_who_made_a_damaged_file(run: Run, output: Path) -> None:
     features = output.with_name("features.npy")
     np.save(features, np.ones((12, 3)))
     joined = output.with_name("both.idx")
-    assert run("join", output, f"features={features}", "-o", joined).status == 0
+    assert run("join", output, f"features={features}", joined).status == 0
     data = bytearray(features.read_bytes())
     data[-1] ^= 1
     features.write_bytes(data)
@@ -571,7 +571,7 @@ def test_preview_writes_a_contact_sheet(
     run: Run, output: Path, options: list[str], shown: str
 ) -> None:
     sheet = output.with_name("sheet.png")
-    done = run("preview", output, "-o", sheet, *options)
+    done = run("preview", output, sheet, *options)
     assert done == Done(0, f"{sheet}: {shown} of {output}\n", "")
     with Image.open(sheet) as image:
         assert image.format == "PNG"
@@ -579,8 +579,8 @@ def test_preview_writes_a_contact_sheet(
 
 def test_preview_reports_a_wrong_choice_in_one_line(run: Run, output: Path) -> None:
     sheet = output.with_name("sheet.png")
-    assert_one_line(run("preview", output, "-o", sheet, "--indices", "0,12"), "12")
-    assert_one_line(run("preview", output, "-o", sheet, "--class", "dog"), "'dog'", "bee")
+    assert_one_line(run("preview", output, sheet, "--indices", "0,12"), "12")
+    assert_one_line(run("preview", output, sheet, "--class", "dog"), "'dog'", "bee")
     assert not sheet.exists()
 
 

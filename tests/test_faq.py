@@ -45,7 +45,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "names.csv").write_text("id,label\nimg0,a\nimg1,b\nimg2,a\n")
     for folder, name in (("renamed", "other"), ("lonely", "out"), ("cut", "out")):
         shutil.copy(root / "out.idx", root / folder / f"{name}.idx")
-    shutil.copy(root / "out.bin", root / "renamed" / "other.bin")
+    for name in ("out", "other"):
+        shutil.copy(root / "out.bin", root / "renamed" / f"{name}.bin")
     (root / "cut" / "out.bin").write_bytes((root / "out.bin").read_bytes()[:5000])
     scans = [(np.zeros((8, 8), np.int16), number) for number in range(4)]
     memload.build(scans, root / "scans.bin", mode="array", num_workers=0)

@@ -65,7 +65,7 @@ def test_building_and_inspecting_a_data_set_never_loads_torch(folder: Path, tmp_
         ["info", output],
         ["info", "--environment"],
         ["verify", output],
-        ["preview", output, "-o", sheet],
+        ["preview", output, sheet],
     ):
         try:
             main(arguments)

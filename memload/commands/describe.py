@@ -140,9 +140,7 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
 
 @click.command(cls=Command)
 @click.argument("path", metavar="OUT.BIN")
-@click.option(
-    "-o", "--output", type=values.FILE, required=True, help="Image file to write, such as grid.png."
-)
+@click.argument("output", metavar="GRID.PNG", type=values.FILE)
 @click.option("--count", type=click.IntRange(min=1), default=64, help="Number of random samples.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the random choice.")
 @click.option(
@@ -160,7 +158,11 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
     help="Width of each sample in pixels.",
 )
 def preview(path: str, output: str, **options: Any) -> None:
-    """Write a contact sheet of OUT.BIN with labels, a mask, boxes and points."""
+    """Write a contact sheet of OUT.BIN with labels, a mask, boxes and points.
+
+    \b
+      memload preview out.bin grid.png
+    """
     import memload
 
     shown = memload.preview(path, output, **options)

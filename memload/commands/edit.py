@@ -1,37 +1,103 @@
-"""The commands that put data sets together, change them and write them anew."""
+"""The commands that put data sets together, change them, and write their images to files."""
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
 from memload.commands import values
-from memload.commands.output import Command, print_report, start_logging
+from memload.commands.output import Command, echo, print_report, start_logging
 
 
 @click.command(cls=Command)
 @click.argument("paths", metavar="OUT.BIN...", nargs=-1, required=True)
-@click.option(
-    "-o", "--output", type=values.FILE, required=True, help="Index to write, such as all.idx."
-)
+@click.argument("output", metavar="ALL.IDX", type=values.FILE)
 @click.option(
     "--columns",
     type=click.Choice(["same", "common"]),
     default="same",
     help="same: columns that differ are an error. common: leave them out.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace ALL.IDX if it exists.")
 def concat(paths: tuple[str, ...], output: str, columns: Any, overwrite: bool) -> None:
     """Put data sets under one index, one after another. Pixels are not copied.
 
     All files must be in one folder. Labels follow the names of their classes.
 
     \b
-      memload concat out.bin more.bin -o all.idx
+      memload concat out.bin more.bin all.idx
     """
     import memload
 
-    print_report(memload.concat(output, *paths, columns=columns, overwrite=overwrite))
+    start_logging(quiet=False)
+    _write(memload.concat(*paths, columns=columns), output, overwrite)
+
+
+@click.command(cls=Command)
+@click.argument("path", metavar="OUT.BIN")
+@click.argument("arrays", metavar="NAME=FILE...", type=values.array, nargs=-1, required=True)
+@click.argument("output", metavar="BOTH.IDX", type=values.FILE)
+@click.option("--overwrite", is_flag=True, help="Replace BOTH.IDX if it exists.")
+def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite: bool) -> None:
+    """Add arrays to the images of OUT.BIN, such as features. Nothing is copied.
+
+    FILE is an NPY file with a row for each sample, or a data set whose samples have the same names.
+    All files must be in one folder.
+
+    \b
+      memload join out.bin features=feat.npy both.idx
+    """
+    import memload
+
+    start_logging(quiet=False)
+    _write(memload.join(path, **values.by_name("NAME=FILE", arrays)), output, overwrite)
+
+
+@click.command(cls=Command)
+@click.argument("path", metavar="OUT.BIN")
+@click.argument("table", metavar="TABLE")
+@click.argument("output", metavar="NEW.IDX", type=values.FILE)
+@click.option(
+    "--missing",
+    type=click.Choice(["error", "drop", "keep"]),
+    default="error",
+    help="Samples without a line in TABLE are an error, are left out, or keep what they have.",
+)
+@click.option(
+    "--classes",
+    metavar="FILE",
+    help="Data set whose classes the labels count into, or a text file with a name per line.",
+)
+@click.option(
+    "--key",
+    metavar="COLUMN",
+    help="Column with the names of samples. Default: file_name, the first of images, or the first.",
+)
+@click.option(
+    "--label", metavar="COLUMN", help="Column with the labels. Default: label, else class."
+)
+@click.option("--overwrite", is_flag=True, help="Replace NEW.IDX if it exists.")
+def relabel(path: str, table: str, output: str, overwrite: bool, **options: Any) -> None:
+    """Give OUT.BIN the labels and other columns of TABLE (.csv, .tsv, .jsonl). Pixels stay.
+
+    \b
+      memload relabel out.bin labels.csv new.idx
+    """
+    import memload
+
+    start_logging(quiet=False)
+    _write(memload.relabel(path, table, **options), output, overwrite)
+
+
+def _write(index: Any, output: str, overwrite: bool) -> None:
+    """Write an index, and print what it holds."""
+    from memload.editing.index_files import write
+    from memload.wording import counted
+
+    write(index, output, overwrite)
+    facts = [counted(len(index), "sample")]
+    if index.classes is not None:
+        facts.append(counted(len(index.classes), "class", "classes"))
+    echo(f"{output}: {', '.join(facts)}")
 
 
 def _where(function: Any) -> Any:
@@ -46,25 +112,15 @@ def _where(function: Any) -> Any:
     )(function)
 
 
-def _write_selected(
-    write: Callable[..., Any],
-    path: str,
-    output: str,
-    where: Sequence[tuple[str, str]],
-    quiet: bool,
-    options: Mapping[str, Any],
-) -> None:
-    """Export or copy the samples that ``--where`` selects, and print the report."""
+def _chosen(path: str, where: Any) -> Any:
+    """Return the index of the samples that ``--where`` selects."""
     from memload.storage.index import Index
-    from memload.storage.where import values_in
+    from memload.storage.where import matching, values_in
 
-    start_logging(quiet)
     index = Index.open(path)
     texts = values.by_name("--where", where)
     conditions = {name: values_in(text, index, name) for name, text in texts.items()}
-    report = write(index, output, where=conditions, progress=False if quiet else None, **options)
-    if not quiet:
-        print_report(report)
+    return index.subset(matching(index, conditions))
 
 
 @click.command(cls=Command)
@@ -87,7 +143,7 @@ def _write_selected(
 def export(path: str, output: str, where: Any, quiet: bool, **options: Any) -> None:
     """Write the samples of OUT.BIN as image files into a folder, or into a tar as WebDataset.
 
-    The folder gets a folder for each class, and metadata.csv with labels and columns. Masks and
+    The folder gets a folder for each class, and metadata.jsonl with labels and columns. Masks and
     other arrays go beside it: FOLDER.mask.
 
     \b
@@ -95,66 +151,13 @@ def export(path: str, output: str, where: Any, quiet: bool, **options: Any) -> N
       memload export out.bin x.tar
     """
     import memload
+    from memload.wording import counted
 
-    _write_selected(memload.export, path, output, where, quiet, options)
-
-
-@click.command(cls=Command)
-@click.argument("path", metavar="OUT.BIN")
-@click.argument("arrays", metavar="NAME=FILE...", type=values.array, nargs=-1, required=True)
-@click.option(
-    "-o", "--output", type=values.FILE, required=True, help="Index to write, such as both.idx."
-)
-@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
-def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite: bool) -> None:
-    """Add arrays to the images of OUT.BIN: masks, features. Nothing is copied.
-
-    FILE is a data set of memload's, whose samples have the same names, or an NPY file with a row
-    for each sample. All files must be in one folder.
-
-    \b
-      memload join out.bin mask=masks.bin -o both.idx
-      memload join out.bin features=feat.npy -o both.idx
-    """
-    from memload.editing.join import join_arrays
-
-    named = values.by_name("NAME=FILE", arrays)
-    print_report(join_arrays(output, path, named, overwrite=overwrite))
-
-
-@click.command(cls=Command)
-@click.argument("path", metavar="OUT.BIN")
-@click.argument("table", metavar="TABLE")
-@click.option(
-    "-o", "--output", type=values.FILE, required=True, help="Index to write, such as new.idx."
-)
-@click.option(
-    "--missing",
-    type=click.Choice(["error", "drop", "keep"]),
-    default="error",
-    help="Samples without a line in TABLE are an error, are left out, or keep what they have.",
-)
-@click.option(
-    "--classes",
-    "classes",
-    metavar="FILE",
-    help="Data set whose classes the labels count into, or a text file with a name a line.",
-)
-@click.option(
-    "--key-column",
-    help="Column with the names of samples. Default: file_name, the first of images, or the first.",
-)
-@click.option("--label-column", help="Column with the labels. Default: label.")
-@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
-def relabel(path: str, table: str, output: str, **options: Any) -> None:
-    """Give OUT.BIN the labels and other columns of TABLE (.csv, .tsv). Pixels are not copied.
-
-    \b
-      memload relabel out.bin labels.csv -o new.idx
-    """
-    import memload
-
-    print_report(memload.relabel(path, table, output, **options))
+    start_logging(quiet)
+    index = _chosen(path, where)
+    memload.export(index, output, progress=False if quiet else None, **options)
+    if not quiet:
+        echo(f"{output}: {counted(len(index), 'sample')} as {options['format'].upper()}")
 
 
 @click.command(cls=Command)
@@ -181,20 +184,9 @@ def copy(path: str, output: str, where: Any, quiet: bool, **options: Any) -> Non
     """
     import memload
 
-    _write_selected(memload.copy, path, output, where, quiet, options)
-
-
-@click.command(cls=Command)
-@click.argument("path", metavar="OUT.BIN")
-@click.argument("new", metavar="NEW.BIN")
-def rename(path: str, new: str) -> None:
-    """Rename OUT.BIN with its index and all else that belongs to it. Nothing is copied.
-
-    At any moment, the old or the new name opens. Other indexes that name the same files follow.
-
-    \b
-      memload rename out.bin photos.bin
-    """
-    import memload
-
-    print_report(memload.rename(path, new))
+    start_logging(quiet)
+    report = memload.copy(
+        _chosen(path, where), output, progress=False if quiet else None, **options
+    )
+    if not quiet:
+        print_report(report)

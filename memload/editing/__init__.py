@@ -1,16 +1,13 @@
-"""Data sets made from data sets. Nothing here imports torch.
+"""An index is a value, and editing is a function from indexes to an index. Nothing imports torch.
 
 ::
 
-    out.idx ──┐
-              ├──▶ concat, join, relabel ──▶ all.idx      a new index; pixels stay where they are
-    more.idx ─┘
+    out.idx ──┐   concat, join, relabel,
+              ├──▶ where, with_columns ──▶ Index ──▶ write() ──▶ all.idx
+    more.idx ─┘                              │              pixels stay where they are
+    labels.csv, features.npy                 └───▶ export ──▶ pngs/cat/1.png, pngs/metadata.jsonl
+                                                              or a WebDataset
 
-    out.bin, out.idx ──▶ rename ──▶ photos.bin, photos.idx                     the same files
-    all.idx, out.bin, … ──▶ copy ──▶ packed.bin, packed.idx                    rows written anew
-    out.bin, out.idx ──▶ export ──▶ pngs/cat/1.png, pngs/metadata.csv          or a WebDataset
-
-======================  ============================================================================
 `concat`                the samples of several data sets, one after another
 `join`                  arrays of other data sets and NPY files, beside the images
 `relabel`               labels and other columns, from a table
@@ -35,4 +32,17 @@
 `threads`               work whose results come in order
 `selected`              some samples of a data set, and their rows
 ======================  ============================================================================
+=======
+- index_files.py: indexes come from paths and data sets, and go to new files.
+- concat.py: the samples of several data sets, one after another.
+- statistics.py: … their statistics.
+- columns.py: labels and other columns, from lists and arrays; samples with some values.
+- relabel.py: … from a table.
+- tables.py: names and columns in CSV, TSV and JSON Lines.
+- join.py: further arrays beside the images.
+- npy.py: … from NPY files of other programs.
+- matching.py: which samples stand for the same picture, by their names.
+- export.py: samples as image files in folders, or in a tar.
+- file_names.py: … their names. Keys are not trusted.
+- copying.py: samples written anew, until a build takes an index.
 """

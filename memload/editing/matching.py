@@ -9,14 +9,27 @@ from memload.storage.index import Index
 
 
 def match_samples(index: Index, names: Sequence[str], owner: str) -> np.ndarray:
-    """Return the position of the name of each sample as `match_or_raise` does.
+    """Return the position of the name of each sample, int64 ``(n,)``; -1 for one without a name.
 
-    Also raises ValueError if a name would belong to different pictures of the same name, as data
-    sets that were put together may have. A sample that is there twice shares its name.
+    Names are found as a build finds the files of masks. A sample that is there twice shares its
+    name. ``owner`` is what has the names, for messages.
+
+    Raises ValueError if no name fits, if a sample has two names, and if a name would belong to
+    different pictures, as data sets that were put together may have.
     """
-    if not len(index):
-        raise ValueError(f"{index.path} has no samples.")
-    positions = match_or_raise(index.keys, names, owner)
+    try:
+        positions = match(index.keys, names)
+    except ValueError as error:
+        raise ValueError(
+            f"{index.path.name} and {owner} do not fit together by names: {error}, so they may "
+            "stand for the same picture. Name both with the same folders, and each once."
+        ) from None
+    if not (positions >= 0).any():
+        examples = [list(some[:1]) for some in (names, index.keys)]
+        raise ValueError(
+            f"{owner} names no sample of {index.path.name}: its first name is {examples[0]!r:.200},"
+            f" and the first sample is {examples[1]!r:.200}. Check the names."
+        )
     samples = np.flatnonzero(positions >= 0)
     samples = samples[np.argsort(positions[samples], kind="stable")]
     same_name = positions[samples[1:]] == positions[samples[:-1]]
@@ -28,20 +41,3 @@ def match_samples(index: Index, names: Sequence[str], owner: str) -> np.ndarray:
             "sets before you put them together."
         )
     return positions
-
-
-def match_or_raise(keys: Sequence[str], names: Sequence[str], owner: str) -> np.ndarray:
-    """Return for each key the position of its name, int64 ``(n,)``; -1 for a key without one.
-
-    Names are found as a build finds the files of masks. ``owner`` is what has the names, for
-    messages. Raises ValueError if a key has two names, or a name two keys.
-
-    >>> match_or_raise(["a/1.jpg", "b/2.jpg"], ["b/2.png"], "masks.bin")
-    array([-1,  0])
-    """
-    try:
-        return match(keys, names)
-    except ValueError as error:
-        raise ValueError(
-            f"{owner}: {error}. Give both the same folders, or rename or remove one of them."
-        ) from None

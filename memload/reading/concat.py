@@ -93,7 +93,7 @@ def _united(indexes: Sequence[Index], names: tuple[str, ...] | None) -> Index:
         replace(index, arrays=tuple(a for a in index.arrays if a.name in ("image", *names)))
         for index in indexes
     ]
-    return concatenate(used, columns="common", required=names)
+    return concatenate(used, names)
 
 
 def _chosen_of(index: Index, chosen: np.ndarray | None) -> Index:

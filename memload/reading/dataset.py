@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from memload.editing.export import ExportReport, export
-from memload.editing.report import check_index_output
+from memload.editing.export import export
+from memload.editing.index_files import write
 from memload.reading.columns import choose_names
 from memload.reading.concat import open_index, unite
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
-from memload.storage.shards import Shards, check_files
+from memload.storage.shards import Shards
 from memload.storage.where import matching
 from memload.wording import listed, shape_text
 
@@ -235,11 +235,9 @@ class MemmapDataset(Dataset[Any]):
 
         >>> dataset.where(split="val").save("val.idx")
         """
-        target = check_index_output(path, self.index.path.parent, overwrite)
-        check_files(self.index)
-        self.index.write(target)
+        write(self.index, path, overwrite)
 
-    def export(self, output: str | Path, **options: Any) -> ExportReport:
+    def export(self, output: str | Path, **options: Any) -> Path:
         """Write these samples as image files into a folder, or into a tar file as WebDataset.
 
         See `memload.export`, which explains the options and the errors.

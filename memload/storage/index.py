@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from memload.storage.format import (
     HEADER_BYTES,
     MAX_NPY_HEADER_BYTES,
     METADATA_KEY,
+    array_path,
     index_path,
     output_paths,
     shard_pattern,
@@ -249,7 +251,7 @@ class Index:
         """
         path = Path(path)
         with _reading(path):
-            return _read_index(path, _Tensors(path))
+            return _with_moved_files(_read_index(path, _Tensors(path)))
 
     def write(self, path: str | Path) -> "Index":
         """Write the index to ``path``, flush it to the disk, and return it as written.
@@ -262,6 +264,8 @@ class Index:
         from safetensors.numpy import save
 
         path = Path(path)
+        if path.suffix != ".idx":
+            raise ValueError(f"The index is to be written to {path}. Its name must end in '.idx'.")
         for shard in self.shards:
             if "/" in shard.file:
                 raise ValueError(
@@ -455,6 +459,24 @@ def _read_index(path: Path, tensors: _Tensors) -> Index:
     for name, texts in index.texts.items():
         _check_range(index.columns[name], len(texts), f"number in {name!r}")
     return index
+
+
+def _with_moved_files(index: Index) -> Index:
+    """Return the index with the names of files that were renamed as the index was.
+
+    ``photos.idx`` may name ``out-00002-of-00004.bin``. If that is missing, its file is
+    ``photos-00002-of-00004.bin``. Seal and checksums prove it when it is opened.
+    """
+
+    def found(array: Array, shard: Shard) -> Shard:
+        named = array_path(index.path.with_suffix(".bin"), array.name)
+        number = "".join(re.findall(r"-\d{5,}-of-\d{5,}(?=\.bin$)", shard.file))
+        moved = named.with_stem(named.stem + number)
+        is_moved = moved.exists() and not index.path.with_name(shard.file).exists()
+        return replace(shard, file=moved.name) if is_moved else shard
+
+    arrays = (replace(a, shards=tuple(found(a, shard) for shard in a.shards)) for a in index.arrays)
+    return replace(index, arrays=tuple(arrays))
 
 
 def _check_identity(path: Path, metadata: Any) -> None:

@@ -1,48 +1,42 @@
-"""A process that is killed while it edits a data set: the old or the new one opens."""
+"""A process that is killed while it writes: the old or the new index opens, and whole exports."""
 
-import errno
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
 import memload
-from memload.errors import BuildError
 from memload.storage.index import Index
-
-Make = Callable[..., Index]
 
 
 class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-def killed_at(step: int, function: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> bool:
+def killed_at(step, function, monkeypatch):
     """Call a function. Before the call number ``step`` that changes a name, the process ends.
 
     From there on, nothing changes any more, as clean-ups do not run in a process that is killed.
     Returns whether there were that many calls.
     """
-    calls = 0
+    calls = itertools.count()
 
-    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > step:
+    def counted(change):
+        def call(*arguments, **options):
+            if next(calls) >= step:
                 raise Killed
             return change(*arguments, **options)
 
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("replace", "rename", "link", "unlink", "remove"):
+        for name in ("replace", "rename", "link", "unlink", "remove", "rmdir"):
             patch.setattr(os, name, counted(getattr(os, name)))
         try:
             function()
@@ -51,7 +45,7 @@ def killed_at(step: int, function: Callable[[], Any], monkeypatch: pytest.Monkey
     return False
 
 
-def copies_of(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def copies_of(folder, tmp_path_factory):
     """Yield copies of a folder, without end."""
     while True:
         copied = tmp_path_factory.mktemp("copy")
@@ -59,220 +53,68 @@ def copies_of(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield copied
 
 
-@pytest.fixture
-def folders(
-    make_dataset: Make, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    """Copies of a folder with data sets and files that belong to them, without end."""
-    index = make_dataset("out.bin", rows=(3, 2))
-    index.subset(np.array([4, 0])).write(tmp_path / "some.idx")
-    make_dataset("more.bin", seed=1)
-    (tmp_path / "out.rejects.csv").write_text("path,reason\n")
-    np.save(tmp_path / "f.npy", np.zeros((5, 2)))
-    lines = (f"{key},x" for key in index.keys)
-    (tmp_path / "labels.csv").write_text("\n".join(["key,label", *lines]))
-    return copies_of(tmp_path, tmp_path_factory)
-
-
-EDITS: dict[str, Callable[[Path], Any]] = {
-    "subset": lambda path: memload.MemmapDataset(path)[2:4].save(path, overwrite=True),
-    "concat": lambda path: memload.concat(path, path, path.with_name("more.bin"), overwrite=True),
-    "join": lambda path: memload.join(path, path, f=path.with_name("f.npy"), overwrite=True),
-    "relabel": lambda path: memload.relabel(
-        path, path.with_name("labels.csv"), path, overwrite=True
-    ),
+EDITS = {
+    "save": lambda path: memload.MemmapDataset(path)[2:4].save(path, overwrite=True),
+    "concat": lambda path: memload.concat(path, path.with_name("more.bin")).write(path),
+    "join": lambda path: memload.join(path, f=path.with_name("f.npy")).write(path),
+    "with_columns": lambda path: memload.with_columns(path, label=list("abcab")).write(path),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_index_that_replaces_another_is_the_old_or_the_new_one(
-    folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch, edit: str
-) -> None:
+    make_dataset, tmp_path, tmp_path_factory, monkeypatch, edit
+):
+    make_dataset("out.bin", rows=(3, 2))
+    make_dataset("more.bin", seed=1)
+    np.save(tmp_path / "f.npy", np.zeros((5, 2)))
     fingerprints = []
-    for step, folder in enumerate(folders):
+    for step, folder in enumerate(copies_of(tmp_path, tmp_path_factory)):
         path = folder / "out.idx"
-        was_killed = killed_at(step, lambda path=path: EDITS[edit](path), monkeypatch)  # type: ignore[misc]
+        was_killed = killed_at(step, lambda path=path: EDITS[edit](path), monkeypatch)
         assert memload.verify(path).ok
         fingerprints.append(Index.open(path).fingerprint)
         if not was_killed:
             break
-    assert len(fingerprints) >= 3  # killed at least before and after it was renamed
     assert len(set(fingerprints)) == 2
     assert fingerprints == sorted(fingerprints, key=fingerprints.index)  # never old again
 
 
-def test_renaming_leaves_the_old_or_the_new_name_and_goes_on_when_called_again(
-    folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = set()
-    for step, folder in enumerate(folders):
-        old, new = folder / "out.bin", folder / "new.bin"
-        keys = list(Index.open(old).keys)
-        was_killed = killed_at(step, lambda: memload.rename(old, new), monkeypatch)  # noqa: B023
-        opened = [path for path in (old, new) if _opens(path)]
-        assert opened
-        for path in opened:
-            assert memload.verify(path).ok
-            assert list(Index.open(path).keys) == keys
-        assert memload.verify(folder / "some.idx").ok
-        seen.add(tuple(path.name for path in opened))
+@pytest.mark.parametrize("name", ["pngs", "x.tar"])
+def test_a_kill_at_any_renaming_leaves_whole_exports(
+    make_dataset, add_array, tmp_path, tmp_path_factory, monkeypatch, name
+):
+    add_array(make_dataset("out.bin"), "depth", np.zeros((5, 2)))
+    for step, folder in enumerate(copies_of(tmp_path, tmp_path_factory)):
+        output = folder / name
+        was_killed = killed_at(
+            step,
+            lambda folder=folder, output=output: memload.export(
+                folder / "out.bin", output, progress=False
+            ),
+            monkeypatch,
+        )
+        if output.exists():
+            count = len([*output.rglob("*.png")]) if name == "pngs" else output.stat().st_size > 9
+            assert count in (5, True)
+            assert name == "x.tar" or len([*folder.glob("pngs.depth/*/*.npy")]) == 5
         if not was_killed:
             break
-        memload.rename(old, new)
-        assert memload.verify(new).ok
-        assert memload.verify(folder / "some.idx").ok
-        files = {path.name for path in folder.iterdir() if not path.name.endswith(".tmp")}
-        others = {"some.idx", "more.bin", "more.idx", "f.npy", "labels.csv"}
-        assert files - others == {
-            *("new.idx", "new.rejects.csv"),
-            *("new-00000-of-00002.bin", "new-00001-of-00002.bin"),
-        }
-    assert seen == {("out.bin",), ("out.bin", "new.bin"), ("new.bin",)}
-    assert step > 10
+    assert step >= 2
+    assert not [*folder.glob("*.exporting")]
 
 
-def failing_at(step: int, function: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Call a function. Its renaming number ``step`` fails. Return whether there were that many."""
-    renamings, replace = itertools.count(), os.replace
-
-    def fail(*arguments: Any, **options: Any) -> None:
-        if next(renamings) == step:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        replace(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
-        try:
-            function()
-        except (BuildError, OSError) as error:
-            assert "Input/output error" in str(error)  # noqa: PT017  # a loop over all of them
-            return True
-    return False
-
-
-@pytest.fixture
-def copied_folders(
-    make_dataset: Make, add_array: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    """Copies of a folder with a data set to copy, and two more that it replaces, without end."""
-    depths = np.arange(14.0).reshape(7, 2)
-    add_array(make_dataset("from.bin", rows=(7,), seed=1), "depth", depths)
-    add_array(make_dataset("old.bin", rows=(2, 2, 1, 1)), "mask", np.zeros((6, 4, 6), "u1"), "mask")
-    (tmp_path / "old.rejects.csv").write_text("path,reason\n")
-    return copies_of(tmp_path, tmp_path_factory)
-
-
-#: What a copy of five images of 72 bytes in files of two becomes.
-COPIED = {
-    *("X-00000-of-00004.bin", "X-00001-of-00004.bin", "X-00002-of-00004.bin"),
-    *("X-00003-of-00004.bin", "X.depth.bin", "X.idx"),
-}
-
-
-@pytest.mark.parametrize("stop", [killed_at, failing_at])
-@pytest.mark.parametrize("name", ["new", "old"])
-@pytest.mark.parametrize("says_it_again", [True, False])
-def test_a_copy_that_was_stopped_goes_on_or_begins_anew_when_called_again(
-    copied_folders: Iterator[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    stop: Callable[..., bool],
-    name: str,
-    says_it_again: bool,
-) -> None:
-    states = []
-    for step, folder in enumerate(copied_folders):
-        output = folder / f"{name}.bin"
-        old = Index.open(output).fingerprint if name == "old" else ""
-
-        def copy(overwrite: bool = name == "old", output: Path = output) -> None:
-            source = output.with_name("from.bin")
-            limit = 4096 + 2 * 72
-            memload.copy(source, output, shard_size=limit, overwrite=overwrite, progress=False)
-
-        was_stopped = stop(step, copy, monkeypatch)
-        state = "old"
-        if not _opens(output):
-            state = "none" if name == "old" else "old"
-        elif Index.open(output).fingerprint != old:
-            state = "new"
-        if state == "none" or not says_it_again:
-            # The data set is not whole, so that it need not be said that it is replaced.
-            try:
-                copy(overwrite=False)
-            except BuildError as error:
-                assert "exists already" in str(error)  # noqa: PT017
-                assert _opens(output)
-                copy(overwrite=True)
-        else:
-            copy(overwrite=state == "new" or name == "old")
-        assert memload.verify(output).ok
-        assert Index.open(output).fingerprint != old
-        copied = {file.replace("X", name) for file in COPIED}
-        kept = {"from.bin", "from.idx", "from.depth.bin"}
-        others = {path.name for path in folder.glob("old*") if name != "old"}
-        assert {path.name for path in folder.iterdir()} == copied | kept | others
-        states.append(state)
-        if not was_stopped:
-            break
-    assert states == sorted(states, key=["old", "none", "new"].index)
-    assert {"old", "new"} <= {*states}
-    assert ("none" in states) == (name == "old")
-
-
-def test_a_copy_of_other_samples_first_ends_one_that_was_stopped(
-    copied_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step, folder in enumerate(copied_folders):
-        output = folder / "old.bin"
-
-        def copy(start: int, overwrite: bool, output: Path = output) -> None:
-            samples = memload.MemmapDataset(output.with_name("from.bin"))[start:]
-            memload.copy(samples, output, overwrite=overwrite, progress=False)
-
-        was_killed = killed_at(step, lambda: copy(0, True), monkeypatch)
-        with pytest.raises(BuildError, match=r"old.* exists already"):
-            copy(2, overwrite=False)
-        assert memload.verify(output).ok
-        copy(2, overwrite=True)
-        assert memload.verify(output).ok
-        assert len(Index.open(output)) == 5
-        assert {path.name for path in folder.glob("old*")} == {
-            "old.bin", "old.depth.bin", "old.idx"
-        }  # fmt: skip
-        if not was_killed:
-            break
-    assert step > 10
-
-
-def test_a_copy_that_goes_on_does_not_replace_what_was_made_there_since(
-    copied_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = next(copied_folders)
-    output = folder / "old.bin"
-
-    def copy(overwrite: bool) -> None:
-        memload.copy(folder / "from.bin", output, overwrite=overwrite, progress=False)
-
-    step = 0
-    while _opens(output):  # until it is stopped while files are renamed
-        step += 1
-        assert killed_at(step, lambda: copy(overwrite=True), monkeypatch)
-    shutil.copy(folder / "from.bin", output)
-    made = Index.open(folder / "from.bin").subset(np.array([3]))
-    image = replace(made.image, shards=(replace(made.image.shards[0], file="old.bin"),))
-    made = replace(made, arrays=(image,), crc32={"image": made.crc32["image"]}, other_rows={})
-    made.write(output.with_suffix(".idx"))
-    with pytest.raises(BuildError, match="was made by somebody else"):
-        copy(overwrite=False)
-    assert list(Index.open(output).keys) == list(made.keys)
-    assert memload.verify(output).ok
-    copy(overwrite=True)
-    assert len(Index.open(output)) == 7
-    assert memload.verify(output).ok
-
-
-def _opens(path: Path) -> bool:
-    try:
-        return len(memload.MemmapDataset(path)) > 0
-    except memload.MissingError:
-        return False
+@pytest.mark.slow
+def test_an_export_that_is_killed_says_what_to_remove(make_dataset, tmp_path):
+    make_dataset("out.bin", rows=(400,), shape=(200, 200, 3))
+    command = [sys.executable, "-m", "memload", "export", "out.bin", "pngs", "--num-threads", "1"]
+    with subprocess.Popen(command, cwd=tmp_path) as process:
+        while not [*tmp_path.glob("pngs.exporting/pngs/*/*.png")]:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "pngs").exists()
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "pngs.exporting exists: another export is running, or was stopped" in again.stderr
+    shutil.rmtree(tmp_path / "pngs.exporting")
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0

@@ -71,7 +71,7 @@ def test_lists_concatdatasets_and_what_concat_writes_are_read_as_one(paths, link
     assert type(one + two) is ConcatDataset
     for parts in ([one, two], one + two, [str(paths[0]), two], tuple(paths), MemmapDataset(paths)):
         check(parts, paths)
-    memload.concat(tmp_path / "all.idx", *linked)
+    memload.concat(*linked).write(tmp_path / "all.idx")
     check(tmp_path / "all.idx", paths)
     written, in_memory = MemmapDataset(tmp_path / "all.idx"), MemmapDataset(linked)
     assert (list(written.keys), written.classes) == (list(in_memory.keys), in_memory.classes)
