@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 #: The modules of the package that have public names, each with these names.
 _PUBLIC = {
     "building.build": "build",
+    "building.dry_run": "DryRun dry_run",
     "building.report": "BuildReport",
     "building.status": "BuildStatus build_status",
     "contact_sheet": "preview",
@@ -45,6 +46,7 @@ __all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605  # derived from 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload import transforms as transforms
     from memload.building.build import build as build
+    from memload.building.dry_run import DryRun as DryRun, dry_run as dry_run
     from memload.building.report import BuildReport as BuildReport
     from memload.building.status import BuildStatus as BuildStatus, build_status as build_status
     from memload.contact_sheet import preview as preview

@@ -326,7 +326,7 @@ def test_a_data_set_of_masks_alone_is_shown_in_their_colors(
     assert memload.preview(wrong.path, tile=12) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("build", [{"settings": 3}, {"settings": {"mask_fill": "x"}}, {}])
+@pytest.mark.parametrize("build", [{"settings": {"mask_fill": "x"}}, {}])
 def test_a_preview_does_not_rely_on_what_the_build_noted(
     build: dict[str, Any], masked: Make
 ) -> None:

@@ -360,10 +360,11 @@ def test_options_for_pictures_are_an_error_for_arrays(
 
 def test_files_are_not_arrays(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label\na.png,b\n")
-    for source in (folder, str(folder), memload.Manifest(tmp_path / "list.csv")):
+    (tmp_path / "a.png").touch()
+    for source in (folder, str(folder), memload.open_source(tmp_path / "list.csv")):
         with pytest.raises(memload.SourceError, match=r"stores NumPy arrays, .* decodes nothing"):
             build_arrays(source, tmp_path / "out.bin")
-    assert {path.name for path in tmp_path.iterdir()} == {"images", "list.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"images", "list.csv", "a.png"}
 
 
 # ---------------------------------------------------------------------------------------- names

@@ -38,6 +38,7 @@ The images, the masks and all others are *arrays*. Those beside the images are *
 ======================  ============================================================================
 `build`                 `build`: the steps above
 `options`               its arguments, checked; how the source is opened and converted
+`dry_run`               what a build would store, and how long it would take
 `plan`                  what decides on the rows: an unfinished build goes on only with the same
 `shard`                 some rows: files, journal, lock, done
 `record`                what is kept of a row; the values of its columns

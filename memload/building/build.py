@@ -198,14 +198,14 @@ def _build(options: Options, name: Path) -> BuildReport:
     remove_leftovers(output)
     is_published = index_path.exists() and not folder.exists() and not options.overwrite
     if is_published and options.part is not None:
-        return _report_on(Index.open(output), name, options)
+        return _report_on(Index.open(index_path), name, options)
     work = _begin(options, name)
     converted = 0
     if not is_partly_published(output):
         converted = _build_shards(work)
     with publishing(folder) as is_left:
         if not is_left:  # another process has ended last
-            return _report_on(Index.open(output), name, options, converted=converted)
+            return _report_on(Index.open(index_path), name, options, converted=converted)
         unfinished = sum(not shard.is_done for shard in work.shards)
         notes: Sequence[str] = work.source.notes
         if not unfinished:
@@ -214,7 +214,7 @@ def _build(options: Options, name: Path) -> BuildReport:
     seconds = time.perf_counter() - started
     if unfinished:
         return _unfinished_report(work, unfinished, converted, seconds)
-    index = Index.open(output)
+    index = Index.open(index_path)
     return _report_on(index, name, options, converted=converted, seconds=seconds, notes=notes)
 
 
@@ -513,7 +513,7 @@ def _build_part(arguments: dict[str, Any], call: str) -> BuildReport:
     """Build one shard. ``call`` differs for each, since Dask keeps results of equal calls."""
     output = arguments["output"]
     if not output_paths(output)[1].exists():  # it was published, and this call is made again
-        return _report_on(Index.open(output), output, Options(**arguments))
+        return _report_on(Index.open(output_paths(output)[0]), output, Options(**arguments))
     return build(**arguments)
 
 

@@ -150,6 +150,11 @@ class _BuildCommand(Command):
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the report, with its notes, as JSON."
 )
+@click.option(
+    "--dry-run", is_flag=True,
+    help="Build nothing, but say what would be stored, and how long that takes. Two random "
+    "selections are built for that, and removed again."
+)
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 def build(arguments: tuple[str, ...], **options: Any) -> None:
     """Decode the images of SOURCE once, into the memory map OUT.BIN and its index OUT.idx.
@@ -170,14 +175,16 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     'memload info OUT.BIN' says how far it is.
     """
     quiet, as_json = options.pop("quiet"), options.pop("as_json")
+    is_dry_run = options.pop("dry_run")
     import memload
     from memload.sources.opening import UsageError
 
-    start_logging(quiet)
+    start_logging(quiet or is_dry_run)
     exif, progress = not options.pop("no_exif"), False if quiet else None
     try:
         source, output = source_and_output(arguments, options)
-        report = memload.build(source, output, exif=exif, progress=progress, **options)
+        run = memload.dry_run if is_dry_run else memload.build
+        report: Any = run(source, output, exif=exif, progress=progress, **options)
     except ValueError as error:
         text = with_typed_option(str(error))
         raise (click.UsageError if isinstance(error, UsageError) else ValueError)(text) from None
@@ -191,7 +198,10 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
         elif not quiet:
             print_report(report)
     except OSError as error:  # stdout is a full disk, for example
-        error.strerror = f"{report.path} is complete, but this cannot be printed: {error.strerror}"
+        if not is_dry_run:
+            error.strerror = (
+                f"{report.path} is complete, but this cannot be printed: {error.strerror}"
+            )
         raise
 # fmt: on
 

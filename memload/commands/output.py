@@ -65,4 +65,5 @@ def print_report(report: Any) -> None:
     for note in report.notes:
         with suppress(OSError):  # stderr is full; the closing line is worth more
             echo(f"note: {note}", err=True)
-    echo(str(report))
+    for line in str(report).splitlines():
+        echo(line)

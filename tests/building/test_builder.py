@@ -369,7 +369,7 @@ def test_a_data_set_does_not_take_the_place_of_another_ones_shard(folder, tmp_pa
     memload.build(folder, tmp_path / "out-00000-of-00002.bin", size=8)
     with pytest.raises(memload.BuildError, match="belongs to the data set out-00000-of-00002"):
         build(folder, tmp_path, overwrite=True)
-    assert memload.verify(tmp_path / "out-00000-of-00002.bin").ok
+    assert memload.verify(tmp_path / "out-00000-of-00002.idx").ok
 
 
 # Troubles that are not of the pictures

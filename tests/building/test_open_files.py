@@ -170,18 +170,6 @@ def test_arrays_and_their_first_samples_are_read_from_an_open_file(tmp_path):
     close(dataset)
 
 
-def test_a_subclass_of_a_folder_may_hold_an_open_file(folder, tmp_path):
-    dataset = raw(tmp_path)
-
-    class Folder(memload.ImageFolder):
-        def __getitem__(self, row):
-            return super().__getitem__(row)._replace(image=dataset[row][0])
-
-    memload.build(Folder(folder), tmp_path / "out.bin", size=SIDE, num_workers=4)
-    assert np.array_equal(np.load(tmp_path / "out.bin"), PIXELS[:12])
-    close(dataset)
-
-
 def test_a_file_that_cannot_be_opened_again_is_named(tmp_path, monkeypatch):
     dataset, open_file = raw(tmp_path), os.open
 

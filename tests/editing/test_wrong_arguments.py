@@ -10,7 +10,11 @@ from memload.editing.index_files import write
 
 WRONG = {
     "concat nothing": (lambda _: memload.concat(), ValueError, "datasets: there is none"),
-    "concat a number": (lambda _: memload.concat(3), TypeError, "data set is a int"),
+    "concat a number": (
+        lambda _: memload.concat(3),
+        TypeError,
+        "expected str, bytes or",
+    ),
     "columns": (lambda ds: memload.concat(ds, columns="all"), ValueError, "'all' is neither"),
     "join nothing": (memload.join, ValueError, "nothing to join"),
     "join a name": (lambda ds: memload.join(ds, label=ds), ValueError, "meaning of its own"),
