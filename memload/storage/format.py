@@ -188,12 +188,17 @@ class NpyHeader(NamedTuple):
 def read_npy_header(file: BinaryIO) -> NpyHeader:
     """Read the header of an NPY file, of format version 1.0 or 2.0. Raises ValueError."""
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        header = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        header = np.lib.format.read_array_header_2_0(file)
-    else:
+    if version not in ((1, 0), (2, 0)):
         raise ValueError(f"its format version {version[0]}.{version[1]} is not 1.0 or 2.0")
+    read = np.lib.format.read_array_header_1_0
+    if version == (2, 0):
+        read = np.lib.format.read_array_header_2_0
+    try:
+        header = read(file)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # NumPy lets errors of Python's parser pass, such as TokenError
+        raise ValueError(f"its header is damaged ({error})") from error
     return NpyHeader(*header, file.tell())
 
 
