@@ -96,7 +96,7 @@ def build_memload(job: Job) -> None:
     rows = [f"{Path(path).name},{number}" for number, path in enumerate(job.files)]
     manifest = job.built / "numbers.csv"
     manifest.write_text("\n".join(["path,label", *rows, ""]))
-    source = memload.Manifest(manifest, root=job.images)
+    source = memload.open_source(manifest, root=job.images)
     memload.build(source, job.built / "out.bin", size=SIDE, progress=False)
 
 

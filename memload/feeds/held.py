@@ -163,18 +163,19 @@ def ram_budget(cache_bytes: int | None) -> int:
 
 
 class Filler:
-    """A thread that brings in what is planned of some files, one file after another.
+    """A thread that brings in what is planned of some files, window by window, with helpers.
 
-    While batches wait for rows, it reads little at a time and then leaves the disk to them. It
-    ends early if RAM runs short, pages cannot be registered or a file cannot be read. Then a
-    warning says why, and ``problem`` as well.
+    The helpers map the pages of a window, and register the window before it meanwhile. While
+    batches wait for rows, little is read at a time, by one helper, and then the disk is left to
+    them. The thread ends early if RAM runs short, pages cannot be registered or a file cannot be
+    read. Then a warning says why, and ``problem`` as well.
     """
 
     def __init__(self, files: Sequence[HeldFile], device: torch.device) -> None:
         self._files, self._device = files, device
         self.problem = ""
-        # Less than the reserve, since batches use a part of that. Otherwise a budget of half of the
-        # RAM could never be used up where there is little of it.
+        # Less than the reserve where there is little RAM: batches use a part of the reserve, and a
+        # budget of half of the RAM could never be used up.
         self._least_left = min(_RESERVE_BYTES, (available_memory() or 0) // 4)
         #: How much may be held, and until when, before the available RAM is looked at again.
         self._unchecked_bytes, self._next_check = 0, 0.0
@@ -205,8 +206,11 @@ class Filler:
             self._stop.wait(_START_SECONDS)
             for file in self._files:
                 start = file.held
-                while start < file.planned and not self._stop.is_set():
-                    start = self._hold_window(file, start)
+                # The thread of another Loader may make the plan smaller at any time.
+                while start < (planned := file.planned) and not self._stop.is_set():
+                    size = min(WINDOW_BYTES, planned - start)
+                    self._hold_window(file, start, size)
+                    start += size
             self._wait_for_registering()
         except (FeedError, OSError, RuntimeError) as error:  # torch raises RuntimeError
             with contextlib.suppress(FeedError, RuntimeError):
@@ -220,9 +224,8 @@ class Filler:
             for _ in range(_THREADS):
                 self._tasks.put(None)
 
-    def _hold_window(self, file: HeldFile, start: int) -> int:
-        """Read a window of a file and begin to register it. Returns where the next one starts."""
-        size = min(WINDOW_BYTES, file.planned - start)
+    def _hold_window(self, file: HeldFile, start: int, size: int) -> None:
+        """Read a window of a file, and begin to register it."""
         self._check_memory(size)
         try:
             self._read(file.address + start, size)
@@ -232,7 +235,6 @@ class Filler:
         if not self._stop.is_set():
             self._is_registering, file.mapped = True, max(file.mapped, start + size)
             self._tasks.put((self._register_results, file.hold, start, size, self._device))
-        return start + size
 
     def _wait_for_registering(self) -> None:
         """Wait for the window that is being registered, if there is one. Raises FeedError."""

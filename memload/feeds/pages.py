@@ -68,6 +68,7 @@ class PagesFeed:
         shard, offset = shard[start:stop], offset[start:stop]
         columns = [column[start:stop] for column in columns]
         addresses = self._file_addresses[shard] + offset
+        # Windows begin at multiples of their size, since a plan never grows.
         bytes_in_window = WINDOW_BYTES - offset % WINDOW_BYTES
         end = offset + self.array.row_bytes
         missing = end > np.array([file.held for file in self._files])[shard]
