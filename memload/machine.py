@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,11 +40,6 @@ def core_limit(root: Path = Path("/")) -> float | None:
             if int(quota) > 0:
                 limits.append(int(quota) / int(period))
     return min(limits, default=None)
-
-
-def usable_cores() -> float:
-    """Return how many cores' time this process may use: of a control group maybe a fraction."""
-    return min(available_cores(), core_limit() or math.inf)
 
 
 @contextlib.contextmanager

@@ -200,7 +200,7 @@ def test_the_examples_of_a_page_run(
             assert len(target["boxes"]) == len(target["labels"]) <= 2
             assert {*target["labels"].tolist()} <= {7, 8}
     if page.name == "reading.md":
-        faces = memload.Manifest("faces.csv", root="images", points={"landmarks": "part_*"})
+        faces = memload.open_source("faces.csv", root="images", points={"landmarks": "part_*"})
         memload.build(faces, "faces.bin", size=16)
         assert names["Faces"]("faces.bin")[0][1].shape == (2, 2)
         assert list(names["numbers"]()) == list(range(10))

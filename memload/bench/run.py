@@ -18,12 +18,12 @@ from memload.bench.memory import memory_stages
 from memload.bench.report import Line, Report, line_of
 from memload.bench.setting import Setting, file_bytes
 from memload.bench.stages import Stage, measure_in_turn
-from memload.feeds.choice import Choice, free_memory
+from memload.feeds.choice import MIN_DMA_ROW_BYTES, RESIDENT_SHARE, Choice, free_memory
 from memload.feeds.held import ram_budget
 from memload.machine import available_cores
-from memload.planning.serving import choose_on_gpu
 from memload.reading.dataset import MemmapDataset
 from memload.reading.pipeline import samples_of
+from memload.wording import size_text
 
 
 def measure(path: str | Path, *, images: str | Path | None = None) -> Report:
@@ -95,14 +95,17 @@ def choose_feed(setting: Setting, cache_bytes: int | None = None) -> Choice:
         return Choice("cpu", "the device is cpu")
     arrays = samples_of(setting.dataset, setting.dataset.sample_names)
     used = sum(len(samples.used_rows) * samples.row_bytes for samples in arrays)
-    planned = choose_on_gpu(
-        used_bytes=used + sum(column.nbytes for column in arrays[0].columns),
-        file_bytes=file_bytes(arrays),
-        image_bytes=setting.row_bytes,
-        gpu_memory=free_memory(setting.device),
-        budget=ram_budget(cache_bytes),
-    )
-    return Choice(planned.feed, planned.reason)
+    used += sum(column.nbytes for column in arrays[0].columns)
+    size, free, budget = file_bytes(arrays), free_memory(setting.device), ram_budget(cache_bytes)
+    if used <= RESIDENT_SHARE * free:
+        fitting = f"{RESIDENT_SHARE:.0%} of the {size_text(free)} that are free on the GPU"
+        return Choice("resident", f"{size_text(used)} fit in {fitting}")
+    if setting.row_bytes < MIN_DMA_ROW_BYTES:
+        reason = f"threads are faster for rows of {size_text(setting.row_bytes)}"
+        return Choice("pinned", reason)
+    name, held = ("dma", "all") if size <= budget else ("disk", f"{size_text(budget)} of")
+    limit = f"{size_text(budget)} of RAM may hold rows"
+    return Choice(name, f"{held} {size_text(size)} will be held, as {limit}")
 
 
 def _machine() -> dict[str, Any]:

@@ -18,12 +18,13 @@ from memload.feeds.choice import choose_feed, free_memory
 from memload.feeds.copies import RowCopies
 from memload.feeds.held import ram_budget
 from memload.machine import available_memory
-from memload.planning.serving import share_in_page_cache
 from memload.reading.dataset import MemmapDataset
 from memload.reading.pipeline import samples_of
 from memload.storage.shards import open_direct
 from memload.wording import counted, shape_text, size_text
 
+#: The part of the available RAM in which rows stay as page cache, if nothing holds them.
+_PAGE_CACHE_SHARE = 0.8
 #: Random rows whose pages are looked at: they tell the share in RAM to 1 or 2 %.
 _ROWS_LOOKED_AT = 2000
 _FEEDS_ON_GPU = ("resident", "dma", "pinned")
@@ -152,7 +153,8 @@ def share_held(dataset: MemmapDataset, feed: str, cache_bytes: int | None = None
     arrays = samples_of(dataset, names)
     if feed in ("cpu", "pinned"):  # the system keeps what it likes
         used = sum(len(array.used_rows) * array.row_bytes for array in arrays)
-        return share_in_page_cache(used, available_memory())
+        available = available_memory()
+        return 1.0 if available is None else min(1.0, _PAGE_CACHE_SHARE * available / used)
     if feed == "resident":
         return 1.0
     return min(1.0, ram_budget(cache_bytes) / file_bytes(arrays))

@@ -20,7 +20,6 @@ import os
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,23 +144,6 @@ class Lock:
                 with contextlib.suppress(OSError):  # the disk is full, for example
                     if path is not None:
                         os.utime(path)
-
-    @contextlib.contextmanager
-    def alive(self) -> Iterator[None]:
-        """Show life meanwhile, in a thread that ends with the block. Do not fork in the block."""
-        ended = threading.Event()
-
-        def show() -> None:
-            while not ended.wait(_SIGN_SECONDS):
-                self.show_life()
-
-        thread = threading.Thread(target=show, name="memload-lock", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
 
     def _try(self, kind: int) -> bool:
         """Set the lock if nobody has it. Without locks on the file system, that always succeeds."""
@@ -312,14 +294,3 @@ def locked(folder: Path, timeout: float = 0.0) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def is_locked(folder: Path) -> bool:
-    """Say whether another process holds the lock of a folder alone now."""
-    with contextlib.suppress(OSError), (folder / "lock").open("rb") as file:
-        if sys.platform != "linux":
-            return not _set_lock(file.fileno(), fcntl.F_RDLCK)
-        # Asked for without taking it, so that nobody else fails to get it at this moment.
-        answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_RDLCK))
-        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
-    return False

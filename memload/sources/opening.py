@@ -239,11 +239,6 @@ def paths_of(source: Any) -> tuple[str, ...] | None:
     return tuple(map(os.fspath, source)) if are_files else None
 
 
-def is_stored(names: Sequence[str]) -> bool:
-    """Return whether these are files of arrays, which a build stores in their own size and type."""
-    return any(_ending(name) in (".npy", ".npz", ".bin", ".idx") for name in names)
-
-
 def _ending(path: Any) -> str:
     name: str = os.fspath(path).rstrip("/")
     name = name.partition("?")[0] if name.startswith("http") else name
