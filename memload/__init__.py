@@ -22,7 +22,6 @@ _PUBLIC = {
     "doctor.report": "Diagnosis",
     "editing.columns": "where with_columns",
     "editing.concat": "concat",
-    "editing.copying": "copy",
     "editing.export": "export",
     "editing.join": "join",
     "editing.relabel": "relabel",
@@ -54,7 +53,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.doctor.report import Diagnosis as Diagnosis
     from memload.editing.columns import where as where, with_columns as with_columns
     from memload.editing.concat import concat as concat
-    from memload.editing.copying import copy as copy
     from memload.editing.export import export as export
     from memload.editing.join import join as join
     from memload.editing.relabel import relabel as relabel

@@ -12,7 +12,7 @@ from memload import __version__
 from memload.commands.build import build
 from memload.commands.describe import info, preview, verify
 from memload.commands.doctor import doctor
-from memload.commands.edit import concat, copy, export, join, relabel
+from memload.commands.edit import concat, export, join, relabel
 from memload.commands.measure import bench
 from memload.commands.output import echo
 from memload.errors import MemloadError, shorten
@@ -68,6 +68,6 @@ def main() -> None:
     """Decode every image once, then feed the model at the speed of the bus."""
 
 
-_DATA = (build, info, verify, preview, concat, join, relabel, copy, export)
+_DATA = (build, info, verify, preview, concat, join, relabel, export)
 for command in (*_DATA, bench, doctor):
     main.add_command(command)

@@ -3,7 +3,7 @@
     plan       plan
     build      build
     describe   info, verify, preview
-    edit       concat, join, relabel, rename, copy, export
+    edit       concat, join, relabel, export
     measure    bench
     doctor     doctor
     values     what is given to options: sizes, names, conditions

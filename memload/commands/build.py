@@ -170,6 +170,7 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
       memload build val/ val.bin --classes train.bin
       memload build images/ out.bin --mask masks/
       memload build images/ more.bin --new-to out.bin
+      memload build all.idx packed.bin --where label=cat,dog
 
     If a build is interrupted, run the same command again: it continues where it stopped.
     'memload info OUT.BIN' says how far it is.

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from memload.commands import values
-from memload.commands.output import Command, echo, print_report, start_logging
+from memload.commands.output import Command, echo, start_logging
 
 
 @click.command(cls=Command)
@@ -101,7 +101,7 @@ def _write(index: Any, output: str, overwrite: bool) -> None:
 
 
 def _where(function: Any) -> Any:
-    """Add the option ``--where`` of `export` and `copy`."""
+
     return click.option(
         "--where",
         type=values.condition,
@@ -158,35 +158,3 @@ def export(path: str, output: str, where: Any, quiet: bool, **options: Any) -> N
     memload.export(index, output, progress=False if quiet else None, **options)
     if not quiet:
         echo(f"{output}: {counted(len(index), 'sample')} as {options['format'].upper()}")
-
-
-@click.command(cls=Command)
-@click.argument("path", metavar="ALL.IDX")
-@click.argument("output", metavar="OUT.BIN")
-@_where
-@click.option(
-    "--shard-size",
-    type=values.file_size,
-    metavar="BYTES",
-    help="Split each array into files of at most this size, such as 4GB.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace OUT.BIN once the new one is complete.")
-@click.option("--quiet", is_flag=True, help="Print only errors.")
-def copy(path: str, output: str, where: Any, quiet: bool, **options: Any) -> None:
-    """Write the samples of ALL.IDX anew as one data set, OUT.BIN and its index.
-
-    ALL.IDX is any data set, such as a subset, or what concat or join put together. Rows that no
-    sample uses are left out.
-
-    \b
-      memload copy all.idx packed.bin
-      memload copy out.bin cats.bin --where label=cat
-    """
-    import memload
-
-    start_logging(quiet)
-    report = memload.copy(
-        _chosen(path, where), output, progress=False if quiet else None, **options
-    )
-    if not quiet:
-        print_report(report)
