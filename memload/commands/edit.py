@@ -100,48 +100,20 @@ def _write(index: Any, output: str, overwrite: bool) -> None:
     echo(f"{output}: {', '.join(facts)}")
 
 
-def _where(function: Any) -> Any:
-
-    return click.option(
-        "--where",
-        type=values.condition,
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="Take only samples with this value in a column, such as label=cat, or with one of "
-        "several: label=cat,dog. Repeatable: all must hold.",
-    )(function)
-
-
-def _chosen(path: str, where: Any) -> Any:
-    """Return the index of the samples that ``--where`` selects."""
-    from memload.storage.index import Index
-    from memload.storage.where import matching, values_in
-
-    index = Index.open(path)
-    texts = values.by_name("--where", where)
-    conditions = {name: values_in(text, index, name) for name, text in texts.items()}
-    return index.subset(matching(index, conditions))
-
-
 @click.command(cls=Command)
 @click.argument("path", metavar="OUT.BIN")
 @click.argument("output", metavar="FOLDER|X.TAR")
-@_where
 @click.option(
-    "--format",
-    type=click.Choice(["png", "jpg", "npy"]),
-    default="png",
-    help="png: lossless, for uint8 with up to 4 channels and gray uint16. jpg: lossy, of quality "
-    "95. npy: for any array.",
-)
-@click.option(
-    "--num-threads",
-    type=click.IntRange(min=1),
-    help="Number of threads. Default: one for each core.",
+    "--where",
+    type=values.condition,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Take only samples with this value in a column, such as label=cat, or with one of "
+    "several: label=cat,dog. Repeatable: all must hold.",
 )
 @click.option("--quiet", is_flag=True, help="Print only errors.")
-def export(path: str, output: str, where: Any, quiet: bool, **options: Any) -> None:
-    """Write the samples of OUT.BIN as image files into a folder, or into a tar as WebDataset.
+def export(path: str, output: str, where: Any, quiet: bool) -> None:
+    """Write the samples of OUT.BIN as PNG files into a folder, or into a tar as WebDataset.
 
     The folder gets a folder for each class, and metadata.jsonl with labels and columns. Masks and
     other arrays go beside it: FOLDER.mask.
@@ -151,10 +123,14 @@ def export(path: str, output: str, where: Any, quiet: bool, **options: Any) -> N
       memload export out.bin x.tar
     """
     import memload
+    from memload.storage.where import values_in
     from memload.wording import counted
 
     start_logging(quiet)
-    index = _chosen(path, where)
-    memload.export(index, output, progress=False if quiet else None, **options)
+    index = memload.Index.open(path)
+    texts = values.by_name("--where", where)
+    chosen = {name: values_in(text, index, name) for name, text in texts.items()}
+    index = memload.where(index, **chosen)
+    memload.export(index, output, progress=False if quiet else None)
     if not quiet:
-        echo(f"{output}: {counted(len(index), 'sample')} as {options['format'].upper()}")
+        echo(f"{output}: {counted(len(index), 'sample')}")

@@ -1,6 +1,6 @@
 """Other columns for a data set: labels, texts, numbers and arrays of all samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from memload.editing.index_files import index_of
 from memload.sources.columns import Columns
-from memload.storage.format import RESERVED
 from memload.storage.index import Index, class_counts
 from memload.storage.where import matching
 
@@ -46,7 +45,7 @@ def with_columns(dataset: Any, /, **columns: Any) -> Index:
     >>> memload.with_columns("out.bin", weight=weights).write("weighted.idx")  # doctest: +SKIP
     """
     index = index_of(dataset)
-    found = {name: typed(name, new, index.texts.get(name)) for name, new in columns.items()}
+    found = {name: typed(name, new, index.texts.get(name, ())) for name, new in columns.items()}
     return with_typed(index, found)
 
 
@@ -58,33 +57,29 @@ class Column(NamedTuple):
 
 
 def typed(
-    name: str, values: Any, known: Sequence[str] | None = None, *, keeps_known: bool = False
+    name: str, values: Any, known: Sequence[str] = (), *, keeps_known: bool = False
 ) -> Column:
     """Return a column of the values of all samples. None is a missing number or an empty text.
 
     ``known`` are the texts that the column counts into so far. With ``keeps_known``, they keep
     their numbers even if none of them occurs. Raises ValueError.
     """
-    if not name or name in RESERVED or "/" in name or not name.isprintable():
-        raise ValueError(
-            f"{name!r:.80} cannot be the name of a column. Names have no '/', and "
-            f"{', '.join(RESERVED)} are taken. Choose another name."
-        )
-    values, columns = _numbers_or_list(values), Columns()
-    if isinstance(values, np.ndarray):
-        columns.add(name, values)
-    elif {type(value) for value in values} - {type(None)} == {str}:
-        return _numbered([value or "" for value in values], known or (), keeps_known)
+    values, columns, texts = _numbers_or_list(values), Columns(), None
+    if isinstance(values, list) and {type(value) for value in values} - {type(None)} == {str}:
+        numbers, texts = _numbered([value or "" for value in values], known, keeps_known)
+        columns.add(name, numbers)
     else:
         columns.add_values(name, values)
     if name in columns.skipped:
         raise ValueError(
-            f"{name}: {columns.skipped[name]}. Give all texts, all numbers, or arrays of one shape."
+            f"{name:.80}: {columns.skipped[name]}. Give another name, or all texts, all numbers, "
+            "or arrays of one shape."
         )
     numbers = columns.values[name]
-    is_whole = known is not None and numbers.ndim == 1 and numbers.dtype.kind == "i"
-    counts = is_whole and bool(np.all((numbers >= 0) & (numbers < len(known or ()))))
-    return Column(numbers, tuple(known or ()) if counts else None)
+    if texts is None and known and numbers.ndim == 1 and numbers.dtype.kind == "i":
+        counts = bool(np.all((numbers >= 0) & (numbers < len(known))))
+        texts = tuple(known) if counts else None
+    return Column(numbers, texts)
 
 
 def _numbers_or_list(values: Any) -> Any:
@@ -96,56 +91,66 @@ def _numbers_or_list(values: Any) -> Any:
     return [value.item() if isinstance(value, np.generic) else value for value in several]
 
 
-def _numbered(texts: Sequence[str], known: Sequence[str], keeps_known: bool) -> Column:
+def _numbered(
+    texts: Sequence[str], known: Sequence[str], keeps_known: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Number texts: first the known ones, unless none of them occurs, then the others, sorted."""
     found = {*texts}
     first = () if found.isdisjoint(known) and not keeps_known else tuple(known)
     united = (*first, *sorted(found - {*first}))
     number = {text: position for position, text in enumerate(united)}
-    return Column(np.array([number[text] for text in texts], np.int64), united)
+    return np.array([number[text] for text in texts], np.int64), united
 
 
 def with_typed(index: Index, columns: Mapping[str, Column]) -> Index:
     """Return an index with other columns. Points and boxes stay such if the shape fits.
 
-    Raises ValueError for a name that is taken, and for a column of another length.
+    Raises ValueError for the name of an array, and for a column of another length.
     """
-    values, texts, classes = dict(index.columns), dict(index.categories), index.classes
-    moving, statistics = {*index.points, *index.boxes}, dict(index.statistics)
+    values, texts, moving = dict(index.columns), dict(index.texts), {*index.points, *index.boxes}
     for name, (numbers, texts_of_column) in columns.items():
-        _check(index, name, numbers)
-        values[name] = numbers
-        if name in moving:
-            old, is_number = index.columns[name], numbers.dtype.kind in "iuf"
-            fits = is_number and numbers.ndim == old.ndim and numbers.shape[2:] == old.shape[2:]
-            values[name] = numbers.astype(old.dtype) if fits else numbers
-            moving -= set() if fits else {name}
+        if any(array.name == name for array in index.arrays):
+            raise ValueError(f"{name}: an array has this name. Choose another one for the column.")
+        if len(numbers) != len(index):
+            raise ValueError(
+                f"{name}: there are {len(numbers):,} values for {len(index):,} samples of "
+                f"{index.path.name}. Give a value for each sample."
+            )
+        is_fitting = name in moving and numbers.shape[2:] == values[name].shape[2:]
+        moving -= set() if is_fitting else {name}
+        values[name] = numbers.astype(values[name].dtype) if is_fitting else numbers
         texts.pop(name, None)
-        if name == "label":
-            classes = texts_of_column
-        elif texts_of_column is not None:
+        if texts_of_column is not None:
             texts[name] = texts_of_column
-    if "label" in columns:
-        statistics.pop("class_counts", None)
-        if classes is not None:
-            statistics["class_counts"] = class_counts(values["label"], len(classes))
+    return replace_columns(index, values, texts, moving)
+
+
+def replace_columns(
+    index: Index,
+    values: Mapping[str, np.ndarray],
+    texts: Mapping[str, tuple[str, ...]],
+    moving: Collection[str],
+) -> Index:
+    """Return an index with these columns instead of its own. The samples of classes are counted.
+
+    Args:
+        index: The index.
+        values: The columns, each ``(n, …)``.
+        texts: What columns count into. Those of ``label`` are the classes.
+        moving: The columns that may be points or boxes. They are if they are in ``index``.
+    """
+    categories, statistics = dict(texts), dict(index.statistics)
+    classes = categories.pop("label", None)
+    statistics.pop("class_counts", None)
+    if classes is not None:
+        statistics["class_counts"] = class_counts(values["label"], len(classes))
     return replace(
         index,
         columns=values,
         classes=classes,
-        categories=texts,
+        categories=categories,
         points=tuple(name for name in index.points if name in moving),
         boxes=tuple(name for name in index.boxes if name in moving),
         statistics=statistics,
         fingerprint="",
     )
-
-
-def _check(index: Index, name: str, values: np.ndarray) -> None:
-    if any(array.name == name for array in index.arrays):
-        raise ValueError(f"{name}: an array has this name. Choose another one for the column.")
-    if len(values) != len(index):
-        raise ValueError(
-            f"{name}: there are {len(values):,} values for {len(index):,} samples of "
-            f"{index.path.name}. Give a value for each sample."
-        )

@@ -4,14 +4,15 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from memload.editing.columns import replace_columns
 from memload.editing.index_files import index_of
-from memload.editing.statistics import united_statistics
-from memload.storage.index import Array, Index, Shard, class_counts
+from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
 from memload.wording import counted, listed, shape_text
 
@@ -64,16 +65,12 @@ def concatenate(indexes: Sequence[Index], columns: str | Sequence[str] = "same")
     values = {name: np.concatenate([index.columns[name] for index in indexes]) for name in names}
     texts = {}
     for name in names:
-        if first.texts.get(name) is not None:
+        if name in first.texts:
             texts[name], values[name] = _unite_texts(name, indexes)
-    classes = texts.pop("label", None)
-    statistics = united_statistics(indexes)
-    if classes is not None:
-        statistics["class_counts"] = class_counts(values["label"], len(classes))
     arrays = [_unite_array(array.name, indexes) for array in first.arrays]
     rows = {array.name: rows for array, rows, _ in arrays}
-    return Index(
-        path=first.path,
+    united = replace(
+        first,
         arrays=tuple(array for array, _, _ in arrays),
         row=rows["image"],
         other_rows={
@@ -81,15 +78,11 @@ def concatenate(indexes: Sequence[Index], columns: str | Sequence[str] = "same")
         },
         flags=np.concatenate([index.flags for index in indexes]),
         keys=_unite_keys(indexes),
-        columns=values,
         crc32={array.name: crc32 for array, _, crc32 in arrays},
-        classes=classes,
-        points=tuple(name for name in first.points if name in names),
-        boxes=tuple(name for name in first.boxes if name in names),
-        categories=texts,
-        build=_unite_build(indexes),
-        statistics=statistics,
+        build=_unite_build([index.build for index in indexes]),
+        statistics=_unite_statistics(indexes),
     )
+    return replace_columns(united, values, texts, names)
 
 
 # ---------------------------------------------------------------------------------- what must agree
@@ -100,29 +93,31 @@ def _common_columns(indexes: Sequence[Index], columns: str | Sequence[str]) -> l
 
     Raises ValueError if arrays differ, or columns that must not.
     """
-    if isinstance(columns, str) and columns not in ("same", "common"):
-        raise ValueError(f"columns: {columns!r} is neither 'same' nor 'common' nor a list.")
-    arrays = {array.name for index in indexes for array in index.arrays}
     facts = [_facts(index) for index in indexes]
-    names = dict.fromkeys(name for found in facts for name in found)
-    kinds: dict[str, dict[str, str]] = {name: {} for name in names}  # each with its first file
+    names = [*dict.fromkeys(chain(*facts))]
+    arrays = {array.name for index in indexes for array in index.arrays}
+    common = [
+        name
+        for name in names
+        if name not in arrays and all(found.get(name) == facts[0].get(name) for found in facts)
+    ]
+    policies = {"same": names, "common": ()}
+    if isinstance(columns, str) and columns not in policies:
+        raise ValueError(f"columns: {columns!r} is neither 'same' nor 'common' nor a list.")
+    required = {*arrays, *(policies[columns] if isinstance(columns, str) else columns)}
     for index, found in zip(indexes, facts, strict=True):
-        for name in names:
-            kinds[name].setdefault(found.get(name, "missing"), index.path.name)
-    common = [name for name in names if name not in arrays and len(kinds[name]) == 1]
-    policy = {"same": names, "common": ()}
-    required = {*arrays, *(policy[columns] if isinstance(columns, str) else columns)}
-    if wrong := [name for name in names if name in required and len(kinds[name]) > 1]:
+        wrong = [n for n in names if n in required and found.get(n) != facts[0].get(n)]
         differences = (
-            f"{name!r} ({', '.join(f'{kind} in {file}' for kind, file in kinds[name].items())})"
+            f"{name!r} ({facts[0].get(name, 'missing')} in {indexes[0].path.name}, "
+            f"{found.get(name, 'missing')} in {index.path.name})"
             for name in wrong
         )
-        raise ValueError(
-            f"The data sets differ in {'arrays' if wrong[0] in arrays else 'columns'}: "
-            f"{'; '.join(differences)}. Build or relabel them alike, or leave out what differs: "
-            "--columns common (columns='common'), which leaves out no arrays; of a Loader or a "
-            f"MemmapDataset, columns={common!r:.200}."
-        )
+        if wrong:
+            raise ValueError(
+                f"The data sets differ in {'; '.join(differences)}. Build or relabel them alike, "
+                "or leave out columns that differ: --columns common (columns='common'); of a "
+                f"Loader or a MemmapDataset, columns={common!r:.200}."
+            )
     return common
 
 
@@ -181,7 +176,7 @@ def _unite_texts(name: str, indexes: Sequence[Index]) -> tuple[tuple[str, ...], 
     number: dict[str, int] = {}
     columns = []
     for index in indexes:
-        numbers = [number.setdefault(text, len(number)) for text in index.texts.get(name) or ()]
+        numbers = [number.setdefault(text, len(number)) for text in index.texts[name]]
         columns.append(np.array(numbers, np.int64)[index.columns[name]])
     return tuple(number), np.concatenate(columns)
 
@@ -192,12 +187,34 @@ def _unite_keys(indexes: Sequence[Index]) -> Keys:
     return Keys(np.cumsum([0, *sizes], dtype=np.int64), np.concatenate(data))
 
 
-def _unite_build(indexes: Sequence[Index]) -> Mapping[str, Any]:
-    """Return what is the same of all builds, how many samples they had, and their names."""
-    builds = [index.build for index in indexes]
-    common = {n: [b[n] for b in builds] for n in builds[0] if all(n in b for b in builds)}
-    united = {
-        name: found[0] for name, found in common.items() if found.count(found[0]) == len(found)
-    }
-    counts = {name: sum(common[name]) for name in ("records", "rejected") if name in common}
-    return united | counts | {"parts": [index.path.name for index in indexes]}
+def _unite_build(builds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return what is the same of all builds, and how many samples they had together."""
+    same = {name: value for name, value in builds[0].items() if _is_same(name, value, builds)}
+    counted_in_all = [n for n in ("records", "rejected") if all(n in build for build in builds)]
+    return same | {name: sum(build[name] for build in builds) for name in counted_in_all}
+
+
+def _is_same(name: str, value: Any, builds: Sequence[Mapping[str, Any]]) -> bool:
+    return all(name in build and build[name] == value for build in builds)
+
+
+def _unite_statistics(indexes: Sequence[Index]) -> dict[str, Any]:
+    """Return mean and standard deviation of each channel, and the ids of masks. No row is read.
+
+    They are exact for whole data sets. A subset has those of the data set that it was taken from;
+    they count with the number of rows that its samples use.
+    """
+    statistics, united = [index.statistics for index in indexes], dict[str, Any]()
+    if all("mean" in each and "std" in each for each in statistics):
+        means = np.array([each["mean"] for each in statistics])
+        variances = np.array([each["std"] for each in statistics]) ** 2
+        weights = np.array([len(np.unique(index.row)) for index in indexes])
+        shares = weights[:, None] / max(1, weights.sum())
+        mean = (shares * means).sum(axis=0)
+        variance = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
+        united |= {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}
+    if all("mask_ids" in each for each in statistics):
+        ids = [each["mask_ids"] for each in statistics]
+        names = [name for name in ids[0] if all(name in each for each in ids)]
+        united["mask_ids"] = {name: sorted({*chain(*(i[name] for i in ids))}) for name in names}
+    return united

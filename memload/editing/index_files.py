@@ -17,7 +17,7 @@ def index_of(dataset: Any) -> Index:
 
 
 def write(index: Index, output: str | Path, overwrite: bool = False) -> Index:
-    """Write an index to a new file in the folder of its pixels, and return it as written.
+    """Write an index to a file in the folder of its pixels, and return it as written.
 
     Args:
         index: The index.
@@ -28,17 +28,12 @@ def write(index: Index, output: str | Path, overwrite: bool = False) -> Index:
     are missing or have been replaced, and OSError.
     """
     path, folder = Path(output), index.path.parent
-    if path.suffix != ".idx":
-        name = path.with_suffix(".idx") if path.name else "out.idx"
-        raise ValueError(
-            f"The output is {str(path)!r}, but its name must end in '.idx'. Write '{name}'."
-        )
     if path.resolve().parent != folder.resolve():
         raise ValueError(
             f"The output is {str(path)!r}, but the index must be in the folder of the pixels. "
             f"Write '{folder / path.name}'."
         )
-    if path.exists() and not overwrite:
+    if path.suffix == ".idx" and path.exists() and not overwrite:
         raise FileExistsError(
             f"{path} exists already. Say overwrite=True (--overwrite) to replace it."
         )

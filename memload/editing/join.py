@@ -1,7 +1,7 @@
 """Further arrays beside the images of a data set: features that exist already."""
 
 import logging
-from collections.abc import Sequence
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +10,9 @@ import numpy as np
 
 from memload.editing.index_files import index_of
 from memload.editing.matching import match_samples
-from memload.editing.npy import array_in_file
-from memload.storage.format import DESCRS_OF_MASKS, FLAG_ORIENTED, check_array_name
-from memload.storage.index import Array, Index
+from memload.errors import FormatError
+from memload.storage.format import DESCRS_OF_ARRAYS, DESCRS_OF_MASKS, check_array_name
+from memload.storage.index import Array, Index, Shard
 from memload.storage.shards import describe
 from memload.wording import counted, listed
 
@@ -61,23 +61,19 @@ class _Addition(NamedTuple):
     array: Array
     rows: np.ndarray
     crc32: np.ndarray
-    ids: Sequence[int] | None = None  #: which occur in it, if it is a mask and they are known
 
 
 def _with_array(index: Index, addition: _Addition, rows: np.ndarray) -> Index:
     """Return the index with one more array. ``rows`` has its row for each sample."""
-    name, files = addition.array.name, [shard.file for shard in addition.array.shards]
-    if taken := {*files} & {shard.file for shard in index.shards}:
+    name, files = addition.array.name, {shard.file for shard in addition.array.shards}
+    if taken := files & {shard.file for shard in index.shards}:
         raise ValueError(f"{name}: {min(taken)} is already an array of this data set.")
     is_other = not np.array_equal(rows, index.row)
-    known = {} if addition.ids is None else {name: list(addition.ids)}
-    ids = index.statistics.get("mask_ids", {}) | known
     return replace(
         index,
         arrays=(*index.arrays, addition.array),
         other_rows={**index.other_rows, name: rows} if is_other else index.other_rows,
         crc32={**index.crc32, name: addition.crc32},
-        statistics={**index.statistics, "mask_ids": ids} if ids else index.statistics,
         fingerprint="",
     )
 
@@ -96,17 +92,42 @@ def _addition(first: Index, name: str, source: Any) -> _Addition:
     return found
 
 
-def _from_npy(first: Index, name: str, path: str | Path) -> _Addition:
-    array, crc32 = array_in_file(Path(path), name)
-    if array.rows != len(first):
+def _from_npy(first: Index, name: str, source: str | Path) -> _Addition:
+    path = Path(source)
+    rows = _opened(path)
+    if len(rows) != len(first):
         raise ValueError(
-            f"{path} has {array.rows:,} rows, but {first.path.name} has {len(first):,} samples. "
+            f"{path} has {len(rows):,} rows, but {first.path.name} has {len(first):,} samples. "
             "Save one row for each sample, in the order of the data set."
         )
     size = first.image.shape[:2]
-    if array.descr in DESCRS_OF_MASKS and array.shape in (size, (*size, 1)):
-        array = replace(array, shape=size, kind="mask")
+    is_mask = rows.dtype.str in DESCRS_OF_MASKS and rows.shape[1:] in (size, (*size, 1))
+    shape = size if is_mask else rows.shape[1:]
+    shard = Shard(path.name, len(rows), path.stat().st_size)
+    array = Array(name, rows.dtype.str, shape, (shard,), "mask" if is_mask else "array")
+    crc32 = np.array([zlib.crc32(row) for row in rows], np.uint32)
     return _Addition(array, np.arange(len(first)), crc32)
+
+
+def _opened(path: Path) -> np.ndarray:
+    """Map an NPY file. Raises FormatError if its rows cannot be used where they are."""
+    try:
+        rows = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError) as error:
+        problem = f"{path} cannot be joined: {error}. Save an array with np.save."
+        raise FormatError(problem, path=path) from error
+    if not isinstance(rows, np.memmap):
+        raise FormatError(f"{path} holds several arrays. Save one with np.save.", path=path)
+    if rows.dtype.str in DESCRS_OF_ARRAYS and rows.ndim > 1 and rows.flags.c_contiguous:
+        return rows
+    order = "C" if rows.flags.c_contiguous else "Fortran"
+    raise FormatError(
+        f"{path} holds an array {rows.shape} of {rows.dtype.str} in {order} order, whose rows "
+        "cannot be used where they are. Save np.ascontiguousarray(array, dtype) with two "
+        f"dimensions or more and one of the types {', '.join(DESCRS_OF_ARRAYS)}. Single numbers "
+        "are columns: memload.with_columns.",
+        path=path,
+    )
 
 
 def _from_data_set(first: Index, name: str, source: Any) -> _Addition:
@@ -118,13 +139,14 @@ def _from_data_set(first: Index, name: str, source: Any) -> _Addition:
             f"{name}: {other.path.name} has no array {name!r}, only {', '.join(names)}. Join one "
             "of them, under its own name."
         )
-    positions = match_samples(first, other.keys, other.path.name)
     array = other.array(chosen)
-    if problem := _problem(first, other, array, positions):
+    if not _fits(first, other, array):
         raise ValueError(
-            f"{name}: {problem}, so they would not lie on the images of {first.path.name}. Build "
-            "both from the same files, in one call of memload.build."
+            f"{name}: the masks of {other.path.name} may not lie on the images of "
+            f"{first.path.name}: they have another size, or their images were built with other "
+            "settings or as images by themselves. Build both in one call of memload.build."
         )
+    positions = match_samples(first, other.keys, other.path.name)
     is_found = positions >= 0
     if missing := np.flatnonzero(~is_found).tolist():
         examples = listed([first.keys[number] for number in missing[:4]], 3)
@@ -134,21 +156,16 @@ def _from_data_set(first: Index, name: str, source: Any) -> _Addition:
         )
     rows = np.where(is_found, other.rows_of(chosen)[positions], -1)
     kind = "array" if array.kind == "image" else array.kind
-    ids = other.statistics.get("mask_ids", {}).get(chosen)
-    return _Addition(replace(array, name=name, kind=kind), rows, other.crc32[chosen], ids)
+    return _Addition(replace(array, name=name, kind=kind), rows, other.crc32[chosen])
 
 
-def _problem(first: Index, other: Index, array: Array, positions: np.ndarray) -> str:
-    """Return why masks do not lie on the images, or an empty text."""
-    if array.kind == "image" and array.descr in DESCRS_OF_MASKS and array.shape[2:] == (1,):
-        return f"{other.path.name} holds images with one channel, and no masks"
-    if array.kind != "mask":
-        return ""
-    if array.shape != first.image.shape[:2]:
-        return f"the masks of {other.path.name} have another size"
-    if first.setting("fit") != other.setting("fit"):
-        return f"the masks of {other.path.name} were built with another fit"
-    is_turned, was_turned = ((index.flags & FLAG_ORIENTED) != 0 for index in (first, other))
-    if ((positions >= 0) & (is_turned != was_turned[positions])).any():
-        return f"only one of image and mask in {other.path.name} was turned by its EXIF orientation"
-    return ""
+def _fits(first: Index, other: Index, array: Array) -> bool:
+    """Return whether masks lie on the images, as far as that is known; true for other arrays.
+
+    Gray images are refused, as they may be masks that were built without their images.
+    """
+    if array.kind == "mask":
+        return array.shape == first.image.shape[:2] and all(
+            first.setting(name) == other.setting(name) for name in ("fit", "exif")
+        )
+    return array.kind != "image" or array.descr not in DESCRS_OF_MASKS or array.shape[2] != 1

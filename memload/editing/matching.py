@@ -30,14 +30,12 @@ def match_samples(index: Index, names: Sequence[str], owner: str) -> np.ndarray:
             f"{owner} names no sample of {index.path.name}: its first name is {examples[0]!r:.200},"
             f" and the first sample is {examples[1]!r:.200}. Check the names."
         )
-    samples = np.flatnonzero(positions >= 0)
-    samples = samples[np.argsort(positions[samples], kind="stable")]
-    same_name = positions[samples[1:]] == positions[samples[:-1]]
-    differ = np.flatnonzero(same_name & (index.row[samples[1:]] != index.row[samples[:-1]]))
-    if len(differ):
-        raise ValueError(
-            f"{index.path.name} has several pictures named {index.keys[samples[differ[0]]]!r:.200},"
-            f" and {owner} does not tell which of them it means. Do this with each of the data "
-            "sets before you put them together."
-        )
+    row_of: dict[int, int] = {}
+    for position, row, key in zip(positions.tolist(), index.row.tolist(), index.keys, strict=True):
+        if position >= 0 and row_of.setdefault(position, row) != row:
+            raise ValueError(
+                f"{index.path.name} has several pictures named {key!r:.200}, and {owner} does not "
+                "tell which of them it means. Do this with each of the data sets before you put "
+                "them together."
+            )
     return positions

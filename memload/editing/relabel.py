@@ -7,11 +7,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from memload.editing.columns import Column, typed, with_typed
+from memload.editing.columns import typed, with_typed
 from memload.editing.index_files import index_of
 from memload.editing.matching import match_samples
-from memload.editing.tables import read_table
 from memload.errors import SourceError
+from memload.sources import tables
+from memload.sources.columns import LABEL_NAMES
 from memload.sources.opening import read_classes
 from memload.storage.index import Index
 from memload.wording import counted, listed
@@ -51,8 +52,8 @@ def relabel(
             empty cell or null in a column.
         classes: The whole list of classes: names, a data set that has them, or a text file.
         key: The column with the names of samples, with or without extension: ``cat/1.jpg`` or
-            ``cat/1``. By default it is ``key`` in a table that `memload.export` has written, else
-            ``file_name``, else the first column with paths of images, else the first column.
+            ``cat/1``. By default it is ``key``, else ``file_name``, else the first column with
+            paths of images, else the first column.
         label: The column with the labels. By default it is ``label``, else ``class``.
 
     Raises SourceError for a wrong table, ValueError for one that does not fit the data set,
@@ -63,23 +64,82 @@ def relabel(
     if missing not in get_args(Missing):
         raise ValueError(f"missing: {missing!r} is none of 'error', 'drop' and 'keep'.")
     index, table = index_of(dataset), Path(table)
-    names, columns = read_table(table, index, key, label)
+    names, columns = _read_table(table, index, key, label)
     lines = match_samples(index, names, table.name)
     _check_lines(index, lines, names, table, missing)
-    with_lines = np.flatnonzero(lines >= 0)
+    samples = np.flatnonzero(lines >= 0)
     values: dict[str, Sequence[Any]] = {
-        name: [cells[line] for line in lines[with_lines]] for name, cells in columns.items()
+        name: [cells[line] for line in lines[samples]] for name, cells in columns.items()
     }
     if missing == "keep":
-        values = {name: _merged(index, name, new, with_lines) for name, new in values.items()}
+        values = {name: _merged(index, name, new, samples) for name, new in values.items()}
     else:
-        index = index.subset(with_lines)
+        index = index.subset(samples)
     if any(value is None or value == "" for value in values.get("label", ())):
         raise SourceError(f"{table}: labels are missing. Fill them in.", path=table)
-    found = {name: _typed(index, name, new, classes, missing) for name, new in values.items()}
+    known, kept = dict(index.texts), {*values} if missing == "keep" else set()
+    if classes is not None:
+        known["label"] = tuple(read_classes(classes))
+        kept.add("label")
+    found = {
+        name: typed(name, new, known.get(name, ()), keeps_known=name in kept)
+        for name, new in values.items()
+    }
     changed = with_typed(index, found)
+    if classes is not None and changed.classes != known["label"]:
+        new = [name for name in changed.classes or () if name not in known["label"]]
+        raise ValueError(
+            f"classes: labels are not among the {len(known['label']):,} classes: "
+            f"{listed(new, 3) or 'they are numbers'}. Add them to the list, or correct the table."
+        )
     _log_labels(index, changed)
     return changed
+
+
+def _read_table(
+    path: Path, index: Index, key: str | None, label: str | None
+) -> tuple[Sequence[str], dict[str, Sequence[Any]]]:
+    """Return the names in a table, and its columns: texts, numbers, lists; None is missing.
+
+    A column of CSV in which a text of the data set occurs is text, even if all cells could be
+    numbers. Raises SourceError.
+    """
+    notes: list[str] = []
+    table = tables.read_table(path, {}, notes)
+    key = key or (tables.KEY if tables.KEY in table else tables.image_column(table, notes))
+    own = [name for name in LABEL_NAMES if name == "label" or name not in index.columns]
+    label = label or next((name for name in own if name in table and name != key), None)
+    if unknown := [name for name in (key, label) if name and name not in table]:
+        found = f"only {listed(table)}. Name one of them."
+        raise SourceError(f"{path}: there is no column {unknown[0]!r}, {found}", path=path)
+    names = table.pop(key)
+    if key == tables.KEY:  # as in a table that memload.export has written
+        table.pop(tables.PATH, None)
+    if label is None:
+        notes.append(f"{path.name} has no column {own[0]} or {own[1]}, so labels stay as they are")
+    elif label != "label":
+        notes.append(f"the labels are taken from column {label!r}")
+        table["label"] = table.pop(label)
+    texts = {
+        name: cells
+        for name, cells in table.items()
+        if not {*index.texts.get(name, ())}.isdisjoint(c for c in cells if type(c) is str)
+    }
+    others = {name: cells for name, cells in table.items() if name not in texts}
+    values, skipped = tables.typed(path, others, "label")
+    notes += [f"the column {name!r} is left out, since {why}" for name, why in skipped.items()]
+    for note in notes:
+        logger.info(note)
+    return names, {name: _listed(cells) for name, cells in (texts | values).items()}
+
+
+def _listed(values: Any) -> Any:
+    """Return values as a list, with None for NaN. They are integers if all others are whole."""
+    if not isinstance(values, np.ndarray):
+        return values
+    missing = np.isnan(values)
+    is_whole = missing.any() and bool(np.all(values[~missing] % 1 == 0))
+    return [None if v != v else int(v) if is_whole else v for v in values.tolist()]
 
 
 def _check_lines(
@@ -125,23 +185,6 @@ def _merged(index: Index, name: str, values: Sequence[Any], samples: np.ndarray)
     return merged
 
 
-def _typed(
-    index: Index, name: str, values: Sequence[Any], classes: Any, missing: Missing
-) -> Column:
-    """Return a column. Raises ValueError for labels that are not among the classes given."""
-    if name != "label" or classes is None:
-        return typed(name, values, index.texts.get(name), keeps_known=missing == "keep")
-    known = read_classes(classes)
-    column = typed(name, values, known, keeps_known=True)
-    texts = np.unique(column.values) if column.texts is None else column.texts[len(known) :]
-    if len(texts):
-        raise ValueError(
-            f"classes: labels are not among the {len(known):,} classes: {listed(texts, 3)}. Add "
-            "them to the list, or correct the table."
-        )
-    return column
-
-
 def _log_labels(before: Index, after: Index) -> None:
     """Log how many labels changed, and which classes are new."""
     old, new = _labels(before), _labels(after)
@@ -150,11 +193,8 @@ def _log_labels(before: Index, after: Index) -> None:
     changed = len(new) if old is None else int((old != new).sum())
     level = logging.INFO if changed else logging.WARNING
     logger.log(level, f"{changed:,} of {counted(len(new), 'label')} changed")
-    classes = after.classes or ()
-    if added := [name for name in classes if name not in (before.classes or ())]:
-        gone = len([name for name in before.classes or () if name not in classes])
-        end = f"; {gone:,} of those of before are gone" if gone else ""
-        logger.info(f"new classes: {listed(added, 5)}{end}")
+    if added := [name for name in after.classes or () if name not in (before.classes or ())]:
+        logger.info(f"new classes: {listed(added, 5)}")
 
 
 def _labels(index: Index) -> np.ndarray | None:

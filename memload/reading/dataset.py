@@ -238,9 +238,9 @@ class MemmapDataset(Dataset[Any]):
         write(self.index, path, overwrite)
 
     def export(self, output: str | Path, **options: Any) -> Path:
-        """Write these samples as image files into a folder, or into a tar file as WebDataset.
+        """Write these samples as PNG files into a folder, or into a tar file as WebDataset.
 
-        See `memload.export`, which explains the options and the errors.
+        See `memload.export`, which explains the option ``progress`` and the errors.
 
         >>> dataset.where(label="cat").export("cats/")  # doctest: +SKIP
         """

@@ -74,8 +74,8 @@ def test_options_are_those_of_the_functions(memload):
     result = memload("relabel out.bin few.csv few.idx --key name --label kind --missing drop")
     assert result.stdout == "few.idx: 1 sample, 1 class\n"
     assert memload("concat few.idx more.bin all.idx --columns common").exit_code == 0
-    result = memload("export out.bin pngs --where label=cat,bee --format jpg")
-    assert result.stdout == "pngs: 3 samples as JPG\n"
+    result = memload("export out.bin pngs --where label=cat,bee")
+    assert result.stdout == "pngs: 3 samples\n"
     assert not memload("export out.bin x.tar --quiet").output
 
 

@@ -107,7 +107,7 @@ def test_a_kill_at_any_renaming_leaves_whole_exports(
 @pytest.mark.slow
 def test_an_export_that_is_killed_says_what_to_remove(make_dataset, tmp_path):
     make_dataset("out.bin", rows=(400,), shape=(200, 200, 3))
-    command = [sys.executable, "-m", "memload", "export", "out.bin", "pngs", "--num-threads", "1"]
+    command = [sys.executable, "-m", "memload", "export", "out.bin", "pngs"]
     with subprocess.Popen(command, cwd=tmp_path) as process:
         while not [*tmp_path.glob("pngs.exporting/pngs/*/*.png")]:
             time.sleep(0.01)
