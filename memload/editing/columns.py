@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -44,73 +45,33 @@ def with_columns(dataset: Any, /, **columns: Any) -> Index:
     >>> weights = [1.0, 0.5, 2.0]
     >>> memload.with_columns("out.bin", weight=weights).write("weighted.idx")  # doctest: +SKIP
     """
-    index = index_of(dataset)
-    found = {name: typed(name, new, index.texts.get(name, ())) for name, new in columns.items()}
-    return with_typed(index, found)
+    return change_columns(index_of(dataset), columns)
 
 
-class Column(NamedTuple):
-    """The values of all samples, ``(n, …)``, and the texts that they count into, if they do."""
-
-    values: np.ndarray
-    texts: tuple[str, ...] | None = None
-
-
-def typed(
-    name: str, values: Any, known: Sequence[str] = (), *, keeps_known: bool = False
-) -> Column:
-    """Return a column of the values of all samples. None is a missing number or an empty text.
-
-    ``known`` are the texts that the column counts into so far. With ``keeps_known``, they keep
-    their numbers even if none of them occurs. Raises ValueError.
-    """
-    values, columns, texts = _numbers_or_list(values), Columns(), None
-    if isinstance(values, list) and {type(value) for value in values} - {type(None)} == {str}:
-        numbers, texts = _numbered([value or "" for value in values], known, keeps_known)
-        columns.add(name, numbers)
-    else:
-        columns.add_values(name, values)
-    if name in columns.skipped:
-        raise ValueError(
-            f"{name:.80}: {columns.skipped[name]}. Give another name, or all texts, all numbers, "
-            "or arrays of one shape."
-        )
-    numbers = columns.values[name]
-    if texts is None and known and numbers.ndim == 1 and numbers.dtype.kind == "i":
-        counts = bool(np.all((numbers >= 0) & (numbers < len(known))))
-        texts = tuple(known) if counts else None
-    return Column(numbers, texts)
-
-
-def _numbers_or_list(values: Any) -> Any:
-    """Return an array of numbers, or else a list of Python's values."""
-    if hasattr(values, "__array__"):
-        array = np.asarray(values)
-        return array if array.dtype.kind in "biuf" else array.tolist()
-    several = [values] if isinstance(values, str) else values
-    return [value.item() if isinstance(value, np.generic) else value for value in several]
-
-
-def _numbered(
-    texts: Sequence[str], known: Sequence[str], keeps_known: bool
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number texts: first the known ones, unless none of them occurs, then the others, sorted."""
-    found = {*texts}
-    first = () if found.isdisjoint(known) and not keeps_known else tuple(known)
-    united = (*first, *sorted(found - {*first}))
-    number = {text: position for position, text in enumerate(united)}
-    return np.array([number[text] for text in texts], np.int64), united
-
-
-def with_typed(index: Index, columns: Mapping[str, Column]) -> Index:
+def change_columns(
+    index: Index,
+    columns: Mapping[str, Any],
+    texts: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    kept: Collection[str] = (),
+) -> Index:
     """Return an index with other columns. Points and boxes stay such if the shape fits.
 
-    Raises ValueError for the name of an array, and for a column of another length.
+    Args:
+        index: The index.
+        columns: For each column, a value for each sample. None is a missing number or an empty
+            text.
+        texts: The texts that these columns count into, if they are others than those of the index.
+        kept: The columns whose texts keep their numbers even if none of them occurs.
+
+    Raises ValueError.
     """
-    values, texts, moving = dict(index.columns), dict(index.texts), {*index.points, *index.boxes}
-    for name, (numbers, texts_of_column) in columns.items():
+    values, moving = dict(index.columns), {*index.points, *index.boxes}
+    known = dict(index.texts)
+    for name, new in columns.items():
         if any(array.name == name for array in index.arrays):
             raise ValueError(f"{name}: an array has this name. Choose another one for the column.")
+        own_texts = known.pop(name, ())
+        numbers, new_texts = _typed(name, new, texts.get(name, own_texts), name in kept)
         if len(numbers) != len(index):
             raise ValueError(
                 f"{name}: there are {len(numbers):,} values for {len(index):,} samples of "
@@ -119,10 +80,8 @@ def with_typed(index: Index, columns: Mapping[str, Column]) -> Index:
         is_fitting = name in moving and numbers.shape[2:] == values[name].shape[2:]
         moving -= set() if is_fitting else {name}
         values[name] = numbers.astype(values[name].dtype) if is_fitting else numbers
-        texts.pop(name, None)
-        if texts_of_column is not None:
-            texts[name] = texts_of_column
-    return replace_columns(index, values, texts, moving)
+        known |= {} if new_texts is None else {name: tuple(new_texts)}
+    return replace_columns(index, values, known, moving)
 
 
 def replace_columns(
@@ -139,11 +98,11 @@ def replace_columns(
         texts: What columns count into. Those of ``label`` are the classes.
         moving: The columns that may be points or boxes. They are if they are in ``index``.
     """
-    categories, statistics = dict(texts), dict(index.statistics)
+    categories, statistics = dict(texts), index.statistics
     classes = categories.pop("label", None)
-    statistics.pop("class_counts", None)
-    if classes is not None:
-        statistics["class_counts"] = class_counts(values["label"], len(classes))
+    counts = (
+        {} if classes is None else {"class_counts": class_counts(values["label"], len(classes))}
+    )
     return replace(
         index,
         columns=values,
@@ -151,6 +110,48 @@ def replace_columns(
         categories=categories,
         points=tuple(name for name in index.points if name in moving),
         boxes=tuple(name for name in index.boxes if name in moving),
-        statistics=statistics,
+        statistics={n: v for n, v in statistics.items() if n != "class_counts"} | counts,
         fingerprint="",
     )
+
+
+def _typed(
+    name: str, values: Any, known: Sequence[str], keeps_known: bool
+) -> tuple[np.ndarray, Sequence[str] | None]:
+    """Return a column ``(n, …)``, and the texts that it counts into, if it does."""
+    values, columns = _numbers_or_list(values), Columns()
+    if isinstance(values, list) and {type(value) for value in values} - {type(None)} == {str}:
+        numbers, texts = _numbered([value or "" for value in values], known, keeps_known)
+        columns.add(name, numbers)
+    else:
+        texts = known
+        columns.add_values(name, values)
+    if name in columns.skipped:
+        raise ValueError(
+            f"{name:.80}: {columns.skipped[name]}. Give another name, or all texts, all numbers, "
+            "or arrays of one shape."
+        )
+    numbers = columns.values[name]
+    counts = texts and numbers.ndim == 1 and numbers.dtype.kind == "i"
+    is_within = bool(counts) and bool(np.all((numbers >= 0) & (numbers < len(texts))))
+    return numbers, texts if is_within else None
+
+
+def _numbers_or_list(values: Any) -> Any:
+    """Return an array of numbers, or else a list of Python's values."""
+    if hasattr(values, "__array__"):
+        array = np.asarray(values)
+        return array if array.dtype.kind in "biuf" else array.tolist()
+    several = [values] if isinstance(values, str) else values
+    return [value.item() if isinstance(value, np.generic) else value for value in several]
+
+
+def _numbered(
+    texts: Sequence[str], known: Sequence[str], keeps_known: bool
+) -> tuple[np.ndarray, Sequence[str]]:
+    """Number texts: first the known ones, unless none of them occurs, then the others, sorted."""
+    found = {*texts}
+    first = () if found.isdisjoint(known) and not keeps_known else tuple(known)
+    united = (*first, *sorted(found - {*first}))
+    number = {text: position for position, text in enumerate(united)}
+    return np.array([number[text] for text in texts], np.int64), united

@@ -96,25 +96,21 @@ def _common_columns(indexes: Sequence[Index], columns: str | Sequence[str]) -> l
     facts = [_facts(index) for index in indexes]
     names = [*dict.fromkeys(chain(*facts))]
     arrays = {array.name for index in indexes for array in index.arrays}
-    common = [
-        name
-        for name in names
-        if name not in arrays and all(found.get(name) == facts[0].get(name) for found in facts)
-    ]
+    differing = {n for n in names for found in facts if found.get(n) != facts[0].get(n)}
+    common = [name for name in names if name not in arrays | differing]
     policies = {"same": names, "common": ()}
     if isinstance(columns, str) and columns not in policies:
         raise ValueError(f"columns: {columns!r} is neither 'same' nor 'common' nor a list.")
     required = {*arrays, *(policies[columns] if isinstance(columns, str) else columns)}
     for index, found in zip(indexes, facts, strict=True):
-        wrong = [n for n in names if n in required and found.get(n) != facts[0].get(n)]
-        differences = (
+        if wrong := [
             f"{name!r} ({facts[0].get(name, 'missing')} in {indexes[0].path.name}, "
             f"{found.get(name, 'missing')} in {index.path.name})"
-            for name in wrong
-        )
-        if wrong:
+            for name in names
+            if name in required and found.get(name) != facts[0].get(name)
+        ]:
             raise ValueError(
-                f"The data sets differ in {'; '.join(differences)}. Build or relabel them alike, "
+                f"The data sets differ in {'; '.join(wrong)}. Build or relabel them alike, "
                 "or leave out columns that differ: --columns common (columns='common'); of a "
                 f"Loader or a MemmapDataset, columns={common!r:.200}."
             )
@@ -187,15 +183,15 @@ def _unite_keys(indexes: Sequence[Index]) -> Keys:
     return Keys(np.cumsum([0, *sizes], dtype=np.int64), np.concatenate(data))
 
 
-def _unite_build(builds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _unite_build(builds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what is the same of all builds, and how many samples they had together."""
-    same = {name: value for name, value in builds[0].items() if _is_same(name, value, builds)}
-    counted_in_all = [n for n in ("records", "rejected") if all(n in build for build in builds)]
-    return same | {name: sum(build[name] for build in builds) for name in counted_in_all}
-
-
-def _is_same(name: str, value: Any, builds: Sequence[Mapping[str, Any]]) -> bool:
-    return all(name in build and build[name] == value for build in builds)
+    same = {
+        name: value
+        for name, value in builds[0].items()
+        if all(build.get(name) == value for build in builds)
+    }
+    counts = [name for name in ("records", "rejected") if all(name in build for build in builds)]
+    return same | {name: sum(build[name] for build in builds) for name in counts}
 
 
 def _unite_statistics(indexes: Sequence[Index]) -> dict[str, Any]:
@@ -205,16 +201,13 @@ def _unite_statistics(indexes: Sequence[Index]) -> dict[str, Any]:
     they count with the number of rows that its samples use.
     """
     statistics, united = [index.statistics for index in indexes], dict[str, Any]()
-    if all("mean" in each and "std" in each for each in statistics):
-        means = np.array([each["mean"] for each in statistics])
-        variances = np.array([each["std"] for each in statistics]) ** 2
-        weights = np.array([len(np.unique(index.row)) for index in indexes])
-        shares = weights[:, None] / max(1, weights.sum())
-        mean = (shares * means).sum(axis=0)
-        variance = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
+    rows = [len(np.unique(index.row)) for index in indexes]
+    if any(rows) and all("mean" in each and "std" in each for each in statistics):
+        means, deviations = (np.array([each[n] for each in statistics]) for n in ("mean", "std"))
+        mean = np.average(means, axis=0, weights=rows)
+        variance = np.average(deviations**2 + (means - mean) ** 2, axis=0, weights=rows)
         united |= {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}
-    if all("mask_ids" in each for each in statistics):
-        ids = [each["mask_ids"] for each in statistics]
-        names = [name for name in ids[0] if all(name in each for each in ids)]
+    ids = [each.get("mask_ids", {}) for each in statistics]
+    if names := [name for name in ids[0] if all(name in each for each in ids)]:
         united["mask_ids"] = {name: sorted({*chain(*(i[name] for i in ids))}) for name in names}
     return united

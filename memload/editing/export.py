@@ -133,12 +133,10 @@ def _file_of(index: Index, shards: Shards, position: int) -> tuple[str, bytes]:
     array, row = shards.array, int(index.rows_of(shards.array.name)[position])
     values = shards.row(row)
     if zlib.crc32(values.data) != index.crc32[array.name][row]:
-        path = shards.paths[int(array.shard_of(np.array([row]))[0])]
         raise ChecksumError(
-            f"{path} is damaged: row {row} ({index.keys[position]}) has changed since it was "
-            f"written. Run 'memload verify {index.path}' to see the extent. Then restore the file, "
-            "or run 'memload build' again.",
-            path=path,
+            f"{index.path} is damaged: row {row} of {array.name} ({index.keys[position]}) has "
+            f"changed since it was written. 'memload verify {index.path}' shows the extent.",
+            path=index.path,
             rows=[row],
         )
     file = io.BytesIO()

@@ -65,9 +65,7 @@ class _Addition(NamedTuple):
 
 def _with_array(index: Index, addition: _Addition, rows: np.ndarray) -> Index:
     """Return the index with one more array. ``rows`` has its row for each sample."""
-    name, files = addition.array.name, {shard.file for shard in addition.array.shards}
-    if taken := files & {shard.file for shard in index.shards}:
-        raise ValueError(f"{name}: {min(taken)} is already an array of this data set.")
+    name = addition.array.name
     is_other = not np.array_equal(rows, index.row)
     return replace(
         index,
@@ -149,7 +147,7 @@ def _from_data_set(first: Index, name: str, source: Any) -> _Addition:
     positions = match_samples(first, other.keys, other.path.name)
     is_found = positions >= 0
     if missing := np.flatnonzero(~is_found).tolist():
-        examples = listed([first.keys[number] for number in missing[:4]], 3)
+        examples = listed((first.keys[number] for number in missing), 3)
         logger.warning(
             f"{name}: {len(missing):,} of {counted(len(first), 'sample')} not in "
             f"{other.path.name} and left out: {examples}"

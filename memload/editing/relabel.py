@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from memload.editing.columns import typed, with_typed
+from memload.editing.columns import change_columns
 from memload.editing.index_files import index_of
 from memload.editing.matching import match_samples
 from memload.errors import SourceError
@@ -77,20 +78,18 @@ def relabel(
         index = index.subset(samples)
     if any(value is None or value == "" for value in values.get("label", ())):
         raise SourceError(f"{table}: labels are missing. Fill them in.", path=table)
-    known, kept = dict(index.texts), {*values} if missing == "keep" else set()
-    if classes is not None:
-        known["label"] = tuple(read_classes(classes))
-        kept.add("label")
-    found = {
-        name: typed(name, new, known.get(name, ()), keeps_known=name in kept)
-        for name, new in values.items()
-    }
-    changed = with_typed(index, found)
-    if classes is not None and changed.classes != known["label"]:
-        new = [name for name in changed.classes or () if name not in known["label"]]
+    given = None if classes is None else read_classes(classes)
+    changed = change_columns(
+        index,
+        values,
+        {} if given is None else {"label": given},
+        kept=values if missing == "keep" else ["label"] * (given is not None),
+    )
+    if given is not None and [*(changed.classes or ())] != given:
+        new = listed((name for name in changed.classes or () if name not in given), 3)
         raise ValueError(
-            f"classes: labels are not among the {len(known['label']):,} classes: "
-            f"{listed(new, 3) or 'they are numbers'}. Add them to the list, or correct the table."
+            f"classes: labels are not among the {len(given):,} classes: "
+            f"{new or 'they are numbers'}. Add them to the list, or correct the table."
         )
     _log_labels(index, changed)
     return changed
@@ -150,7 +149,7 @@ def _check_lines(
     Raises ValueError if there are such samples and ``missing`` is "error".
     """
     if without := np.flatnonzero(lines < 0).tolist():
-        examples = listed([index.keys[number] for number in without[:4]], 3)
+        examples = listed((index.keys[number] for number in without), 3)
         count = f"{len(without):,} of {counted(len(index), 'sample')} without a line in {table}"
         if missing == "error":
             raise ValueError(
@@ -160,7 +159,7 @@ def _check_lines(
             )
         logger.info(f"{count} {'left out' if missing == 'drop' else 'unchanged'}: {examples}")
     if unused := np.setdiff1d(np.arange(len(names)), lines).tolist():
-        examples = listed([names[line] for line in unused[:4]], 3)
+        examples = listed((names[line] for line in unused), 3)
         logger.warning(f"{counted(len(unused), 'line')} in {table} without a sample: {examples}")
 
 
@@ -188,17 +187,15 @@ def _merged(index: Index, name: str, values: Sequence[Any], samples: np.ndarray)
 def _log_labels(before: Index, after: Index) -> None:
     """Log how many labels changed, and which classes are new."""
     old, new = _labels(before), _labels(after)
-    if new is None:
-        return
-    changed = len(new) if old is None else int((old != new).sum())
-    level = logging.INFO if changed else logging.WARNING
-    logger.log(level, f"{changed:,} of {counted(len(new), 'label')} changed")
+    changed = sum(one != other for one, other in zip_longest(old, new))
+    if new:
+        level = logging.INFO if changed else logging.WARNING
+        logger.log(level, f"{changed:,} of {counted(len(new), 'label')} changed")
     if added := [name for name in after.classes or () if name not in (before.classes or ())]:
         logger.info(f"new classes: {listed(added, 5)}")
 
 
-def _labels(index: Index) -> np.ndarray | None:
+def _labels(index: Index) -> list[Any]:
     """Return the names of the labels, or their numbers if they have no names."""
-    labels = index.columns.get("label")
-    named = labels is not None and index.classes is not None
-    return np.array(index.classes, object)[labels] if named else labels
+    numbers: list[Any] = index.columns.get("label", np.zeros(0)).tolist()
+    return numbers if index.classes is None else [index.classes[number] for number in numbers]

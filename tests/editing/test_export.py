@@ -203,7 +203,7 @@ def test_a_damaged_row_ends_the_export_and_leaves_nothing(make_dataset, tmp_path
     with index.path.with_name("made.bin").open("r+b") as file:
         file.seek(4096 + 290 * 72)
         file.write(b"damage")
-    with pytest.raises(memload.ChecksumError, match=r"made.bin is damaged: row 290 \(cat/290.jpg"):
+    with pytest.raises(memload.ChecksumError, match=r"damaged: row 290 of image \(cat/290.jpg"):
         memload.export(index, tmp_path / name, progress=False)
     assert {path.name for path in tmp_path.iterdir()} == {"made.bin", "made.idx"}
 

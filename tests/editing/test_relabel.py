@@ -108,6 +108,9 @@ def test_classes_keep_their_numbers_unless_none_is_known_or_a_list_is_given(make
     assert given.statistics["class_counts"] == [0, 2, 3]
     with pytest.raises(ValueError, match="among the 2 classes: bee"):
         memload.relabel(index, some, classes=["yak", "emu"])
+    unlabelled = table("key,age", *(f"{key},3" for key in index.keys), name="ages.csv")
+    with pytest.raises(ValueError, match="among the 3 classes: ant"):
+        memload.relabel(index, unlabelled, classes=["yak", "emu", "bee"])
     numbers = table(
         "key,label", *(f"{key},{n % 2}" for n, key in enumerate(index.keys)), name="numbers.csv"
     )

@@ -19,7 +19,6 @@ WRONG = {
     "join nothing": (memload.join, ValueError, "nothing to join"),
     "join a name": (lambda ds: memload.join(ds, label=ds), ValueError, "meaning of its own"),
     "join a column": (lambda ds: memload.join(ds, age=ds), ValueError, "an array or a column"),
-    "join itself": (lambda ds: memload.join(ds, other=ds), ValueError, "already an array"),
     "missing": (lambda ds: memload.relabel(ds, "x.csv", missing="no"), ValueError, "none of"),
     "no table": (lambda ds: memload.relabel(ds, "x.csv"), memload.SourceError, "x.csv"),
     "no lines": (lambda ds: memload.relabel(ds, "x.jsonl"), memload.SourceError, "x.jsonl"),
