@@ -208,6 +208,7 @@ def _unite_statistics(indexes: Sequence[Index]) -> dict[str, Any]:
         variance = np.average(deviations**2 + (means - mean) ** 2, axis=0, weights=rows)
         united |= {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}
     ids = [each.get("mask_ids", {}) for each in statistics]
-    if names := [name for name in ids[0] if all(name in each for each in ids)]:
+    arrays = [array.name for array in indexes[0].arrays]
+    if names := [name for name in arrays if all(name in each for each in ids)]:
         united["mask_ids"] = {name: sorted({*chain(*(i[name] for i in ids))}) for name in names}
     return united

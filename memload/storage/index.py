@@ -278,10 +278,6 @@ class Index:
         _replace_file(path, save(tensors, {METADATA_KEY: _canonical(metadata).decode()}))
         return replace(self, path=path, fingerprint=metadata["fingerprint"])
 
-    def identified(self) -> "Index":
-        """Return this index with the fingerprint that it would be written with."""
-        return replace(self, fingerprint=self._metadata(self._tensors())["fingerprint"])
-
     def _metadata(self, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Return the metadata of the file, with the fingerprint."""
         metadata: dict[str, Any] = {
