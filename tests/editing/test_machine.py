@@ -101,6 +101,14 @@ class Editing(RuleBasedStateMachine):
         index = memload.where(memload.MemmapDataset(path), label=label)
         return self.written(index, [sample for sample in samples if sample["label"] == label])
 
+    @rule(target=datasets, dataset=datasets)
+    def pack(self, dataset):
+        path, samples = dataset
+        packed = self.path(".bin")
+        memload.build(path, packed, num_workers=0, progress=False)
+        assert self.samples_in(packed) == samples
+        return packed.with_suffix(".idx"), samples
+
     @rule(target=datasets, dataset=datasets, data=st.data())
     def save(self, dataset, data):
         path, samples = dataset
