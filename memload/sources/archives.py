@@ -1,7 +1,9 @@
 """Folders and zips: the images in them, and the classes that their folders are."""
 
+import itertools
+import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from memload.wording import listed
 
 #: More folders than this with the same subfolders are rather classes than parts of a data set.
 _MAX_PARTS = 10
+_HIDDEN = re.compile(r"(^|/)(\.[^./]|__MACOSX/)")
 _ENCRYPTED = 1  # bit of the flags of a zip
 
 
@@ -26,54 +29,44 @@ def open_folder(root: Path, reading: Reading) -> Samples:
 
     Raises SourceError if there is no image.
     """
-    folders: dict[str, list[str]] = {}
-    others: list[str] = []
-    endings = reading.endings
-    for folder, files in walk(root):
-        folders[folder] = [file for file in files if file.lower().endswith(endings)]
-        if len(folders[folder]) < len(files):
-            others += [f"{folder}/{file}".lstrip("/") for file in {*files} - {*folders[folder]}]
-    columns = Columns()
-    if not any(folders.values()):
-        kinds = (".parquet", ".tar", ".csv", ".jsonl", ".zip")
-        found = min((name for name in others if name.endswith(kinds)), default=None)
-        remedy = f"Build its files, such as {root / found}" if found else "Name their --extensions"
-        raise SourceError(
-            f"{root} has no image files ({' '.join(reading.endings)}), but {len(others):,} others. "
-            f"{remedy}, or check the path.",
-            path=root,
-        )
-    note_others(columns, others, root)
-    names = arranged(folders, columns, str(root), [folder for folder in folders if folder])
+    folders, columns = dict(walk(root)), Columns()
+    images = images_in(folders, reading, columns, root)
+    names = arranged(images, columns, str(root), [folder for folder in folders if folder])
     keys = Keys.of(names)
     return Samples(keys, Files(root, keys), columns)
 
 
-def note_others(columns: Columns, names: Sequence[str], place: object) -> None:
-    """Note that other files are skipped."""
-    if names:
-        shown = listed(sorted(names)[:4], 3)
-        columns.notes.append(f"skipped other files in {place} ({len(names):,}): {shown}")
-
-
-def chosen_images(names: Iterable[str], reading: Reading, place: object) -> list[str]:
-    """Return those names that are images. Raises SourceError if there are none."""
-    endings = reading.endings
-    found = [name for name in names if name.lower().endswith(endings) and not is_hidden(name)]
-    if not found:
+def images_in(
+    folders: Mapping[str, Sequence[str]], reading: Reading, columns: Columns, place: object
+) -> dict[str, list[str]]:
+    """Return the images in each folder, and note other files. Raises SourceError without images."""
+    endings = tuple(extension.lower() for extension in reading.extensions)
+    images, others = {}, []
+    for folder, files in folders.items():
+        images[folder] = [file for file in files if file.lower().endswith(endings)]
+        if len(images[folder]) < len(files):
+            others += [f"{folder}/{file}".lstrip("/") for file in {*files} - {*images[folder]}]
+    if not any(images.values()):
+        kinds = (".parquet", ".tar", ".csv", ".jsonl", ".zip")
+        found = min((name for name in others if name.endswith(kinds)), default=None)
+        remedy = f"Build its files, such as {place}/{found}" if found else "Name their --extensions"
         raise SourceError(
-            f"{place} has no image files ({' '.join(reading.endings)}). Check it, or name their "
-            "--extensions."
+            f"{place} has no image files ({' '.join(endings)}), but {len(others):,} others. "
+            f"{remedy}, or check the path."
         )
-    return found
+    if others:
+        shown = listed(sorted(others)[:4], 3)
+        columns.notes.append(f"skipped other files in {place} ({len(others):,}): {shown}")
+    return images
 
 
-def by_folder(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files of each folder."""
+def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the files of each folder, but for those that are hidden."""
     folders: dict[str, list[str]] = {}
     for name in names:
         folder, _, file = name.rpartition("/")
-        folders.setdefault(folder, []).append(file)
+        if not is_hidden(name):
+            folders.setdefault(folder, []).append(file)
     return folders
 
 
@@ -91,27 +84,25 @@ def arranged(
         place: The folder or file that they are in, for messages.
         more_folders: Folders without images, which count as classes nevertheless.
     """
-    inner = [folder for folder, files in folders.items() if folder and files]
-    flat = list(folders.get("", ()))
+    inner = sorted((folder.partition("/")[0], folder) for folder in folders if folder)
+    inner = [(name, folder) for name, folder in inner if folders[folder]]
+    flat = sorted(folders.get("", ()))
     if not inner:
         columns.notes.append(f"no labels: {place} has no class folders with images")
-        return sorted(flat)
+        return flat
     if flat:
-        shown = listed(sorted(flat)[:4], 3)
+        shown = listed(flat, 3)
         columns.notes.append(f"skipped images outside the class folders ({len(flat):,}): {shown}")
-    classes = sorted({folder.partition("/")[0] for folder in (*inner, *more_folders)})
+    having = {name for name, _ in inner}
+    classes = sorted(having | {folder.partition("/")[0] for folder in more_folders})
     number = {name: position for position, name in enumerate(classes)}
-    names: list[str] = []
-    counts = np.zeros(len(classes), np.int64)
-    for folder in sorted(inner, key=lambda folder: (folder.partition("/")[0], folder)):
-        names += [f"{folder}/{file}" for file in sorted(folders[folder])]
-        counts[number[folder.partition("/")[0]]] += len(folders[folder])
-    columns.add("label", np.repeat(np.arange(len(classes)), counts))
+    counts = [len(folders[folder]) for _, folder in inner]
+    columns.add("label", np.repeat([number[name] for name, _ in inner], counts))
     columns.classes = classes
-    if empty := [name for name in classes if not counts[number[name]]]:
+    if empty := [name for name in classes if name not in having]:
         columns.notes.append(f"class folders without images, which still count: {listed(empty, 3)}")
-    _look_for_parts(inner, classes, columns, place)
-    return names
+    _look_for_parts([folder for _, folder in inner], classes, columns, place)
+    return [f"{folder}/{file}" for _, folder in inner for file in sorted(folders[folder])]
 
 
 def _look_for_parts(
@@ -138,23 +129,23 @@ def _look_for_parts(
     )
 
 
-def without_shared_folders(names: Sequence[str]) -> list[str]:
-    """Return names without the folders that all of them share, as archives often have one.
+def shared_folder(names: Collection[str]) -> str:
+    """Return the folder, with a slash, that all names share, as archives often have one.
 
-    The last folder before a file stays, since it may be a class.
+    The last folder before a file is not part of it, since it may be a class.
+
+    >>> shared_folder(["photos/cat/1.jpg", "photos/dog/2.jpg"])
+    'photos/'
     """
-    parts = [name.split("/") for name in names]
-    while len({part[0] for part in parts}) == 1 and all(len(part) > 2 for part in parts):
-        parts = [part[1:] for part in parts]
-    return ["/".join(part) for part in parts]
+    depth = min(name.count("/") for name in names) - 1
+    first, last = (name.split("/")[: max(0, depth)] for name in (min(names), max(names)))
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=True))
+    return "".join(f"{folder}/" for folder, _ in shared)
 
 
 def is_hidden(name: str) -> bool:
     """Return whether a file in an archive is hidden, or was added by macOS."""
-    parts = name.split("/")
-    return any(
-        (part[:1] == "." and part not in (".", "..")) or part == "__MACOSX" for part in parts
-    )
+    return _HIDDEN.search(name) is not None
 
 
 def open_zip(path: Path, reading: Reading) -> Samples:
@@ -165,30 +156,29 @@ def open_zip(path: Path, reading: Reading) -> Samples:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {each.filename: each for each in archive.infolist() if not each.is_dir()}
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}.", path=path) from error
     except Exception as error:  # a damaged directory may raise anything
         raise SourceError(
-            f"{path} is no zip file, or is truncated ({error}). Copy or download it again.",
+            f"{path} is no zip file, cannot be read, or is truncated ({error}). Download it again.",
             path=path,
         ) from error
-    found = chosen_images(members, reading, path)
+    columns = Columns()
+    images = images_in(by_folder(members), reading, columns, path)
+    shared = shared_folder([f"{folder}/x".lstrip("/") for folder, files in images.items() if files])
+    inner = {folder[len(shared) :]: files for folder, files in images.items() if files}
+    keys = arranged(inner, columns, str(path))
+    chosen = [members[shared + key] for key in keys]
     is_usual = all(
-        not members[name].flag_bits & _ENCRYPTED
-        and members[name].compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-        for name in found
+        not each.flag_bits & _ENCRYPTED
+        and each.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        for each in chosen
     )
     if not is_usual:
         raise SourceError(
             f"{path} is encrypted, or compressed in a rare way. Unpack it, and build the folder.",
             path=path,
         )
-    columns = Columns()
-    note_others(columns, [*({*members} - {*found})], path)
-    short = dict(zip(without_shared_folders(found), found, strict=True))
-    keys = arranged(by_folder([*short]), columns, str(path))
     columns.part_remedy = f"Unpack {path}, and build each of its folders by itself."
-    return Samples(Keys.of(keys), _zip_ranges(path, [members[short[key]] for key in keys]), columns)
+    return Samples(Keys.of(keys), _zip_ranges(path, chosen), columns)
 
 
 def _zip_ranges(path: Path, members: Sequence[zipfile.ZipInfo]) -> Ranges:

@@ -4,14 +4,14 @@ Nothing else decides it, wherever the values come from: cells of CSV, JSON, Parq
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from memload.errors import SourceError
-from memload.sources.boxes import Table, per_box, table_boxes, table_points
+from memload.sources.boxes import Table, per_box, table_numbers
 from memload.storage.format import RESERVED
 from memload.wording import counted, listed
 
@@ -47,11 +47,6 @@ class Column(NamedTuple):
     shape: tuple[int, ...] = ()
     points: bool = False
     boxes: bool = False
-
-    @property
-    def follows(self) -> bool:
-        """Whether the entries follow the image, wherever it is moved."""
-        return self.points or self.boxes
 
 
 @dataclass
@@ -169,14 +164,22 @@ def columns_of(
     {'label': array([0, 1]), 'age': array([ 3., nan])}
     """
     columns, class_names = Columns(skipped=dict(skipped or {})), class_names or {}
-    label = _label_of(table, label, columns, has_boxes=bool(boxes), is_exported=is_exported)
+    if label is not None and label not in table:
+        raise SourceError(f"There is no column {label!r:.80}, only {listed(table)}. Name one.")
+    if label is None:
+        own = [name for name in table if name == "label" or not is_exported]
+        label = label_among(own, has_boxes=bool(boxes))
+        if label is None:
+            columns.notes.append("no labels: name their column with --label")
+        elif label != "label":
+            columns.notes.append(f"the labels are taken from column {label!r}")
     used: set[str] = set()
     for name, text in (points or {}).items():
-        values, names = table_points(table, name, text)
+        values, names = table_numbers(table, "points", name, text)
         columns.add(name, values, points=True)
         used |= names
     for name, text in (boxes or {}).items():
-        values, names = table_boxes(table, name, text)
+        values, names = table_numbers(table, "boxes", name, text)
         columns.add(name, values, boxes=True)
         used |= names
         for other, filled in per_box(table, text, used):
@@ -199,22 +202,10 @@ def columns_of(
     return columns.finish()
 
 
-def _label_of(
-    table: Table, label: str | None, columns: Columns, *, has_boxes: bool, is_exported: bool
-) -> str | None:
-    """Return the column of the labels, with a note if that is not clear. Raises SourceError."""
-    if label is not None:
-        if label not in table:
-            raise SourceError(f"There is no column {label!r:.80}, only {listed(table)}. Name one.")
-        return label
-    names = LABEL_NAMES[:1] if is_exported else LABEL_NAMES
-    found = [name for name in names if name in table and not (name == "labels" and has_boxes)]
-    if not found:
-        columns.notes.append("no labels: name their column with --label")
-        return None
-    if found[0] != "label":
-        columns.notes.append(f"the labels are taken from column {found[0]!r}")
-    return found[0]
+def label_among(names: Iterable[str], *, has_boxes: bool = False) -> str | None:
+    """Return the first of `LABEL_NAMES` among these. With boxes, ``labels`` are of boxes."""
+    usual = [name for name in LABEL_NAMES if not (name == "labels" and has_boxes)]
+    return next((name for name in usual if name in names), None)
 
 
 def numbered(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
@@ -266,47 +257,32 @@ def notes_on_unnamed(columns: Columns) -> Iterator[str]:
 
     They would stay in pixels of the file, while their images are resized and cropped.
     """
-    moving = "lets them move with their images"
-    single = [name for name, column in columns.schema.items() if not column.shape]
-    lower = {name.lower(): name for name in single}
+    single = {name.lower(): name for name, column in columns.schema.items() if not column.shape}
     for corners in _CORNERS:
-        if lower.keys() >= {*corners}:
-            names = [lower[corner] for corner in corners]
-            single = [name for name in single if name not in names]
-            text = ",".join(names)
-            yield f"{text} are stored as they are; --boxes 'boxes={text}' {moving}, as boxes"
-    pairs = [(name, y) for name in single if (y := _y_of(name)) is not None and y in single]
+        if single.keys() >= {*corners}:
+            text = ",".join(single.pop(corner) for corner in corners)
+            yield f"{text} are stored as they are; --boxes 'boxes={text}' lets them move as boxes"
+    pairs, pattern = [], ""
+    for name in single.values():
+        for found in [*_X.finditer(name)][-1:]:
+            head, x, tail = name[: found.start()], found[0], name[found.end() :]
+            y = chr(ord(x) + 1)
+            if f"{head}{y}{tail}" in single.values():
+                pairs.append(f"{name},{head}{y}{tail}")
+                end = f"*{head[-1]}" if head[-1:] in tuple("_-. ") else "*" * bool(head)
+                pattern = pattern or ",".join(f"{end}{each}{'*' * bool(tail)}" for each in (x, y))
     if pairs:
-        shown = listed([",".join(pair) for pair in pairs], 2)
-        yield f"{shown} are stored as they are; --points '{_pattern(pairs)}' {moving}, as points"
+        yield (
+            f"{listed(pairs, 2)} are stored as they are; --points 'points={pattern}' lets them "
+            "move with their images, as points"
+        )
     for name, column in columns.schema.items():
-        if column.follows or not column.shape:
-            continue
-        if name in POINT_NAMES and column.shape[-1] in (2, 3):
+        is_plain = column.shape and not (column.points or column.boxes)
+        if is_plain and name in POINT_NAMES and column.shape[-1] in (2, 3):
             yield f"{name} is stored as it is; --points {name} lets points (k, 2) move"
-        elif column.shape[-1] == 4 and (
-            name in BOX_NAMES or column.shape[1:] == (4,) != column.shape[:1]
+        elif (
+            is_plain
+            and column.shape[-1] == 4
+            and (name in BOX_NAMES or column.shape[1:] == (4,) != column.shape[:1])
         ):
             yield f"{name} is stored as it is; --boxes {name} lets boxes move with their images"
-
-
-def _y_of(name: str) -> str | None:
-    """Return the name of the column of y for one of x, or None."""
-    found = [*_X.finditer(name)]
-    if not found:
-        return None
-    start = found[-1].start()
-    return name[:start] + ("y" if name[start] == "x" else "Y") + name[start + 1 :]
-
-
-def _pattern(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a value of --points that stands for pairs of columns, such as ``points=*_x,*_y``."""
-    name, start = pairs[0][0], [*_X.finditer(pairs[0][0])][-1].start()
-    head, tail = name[:start], name[start + 1 :]
-    if len(pairs) == 1:
-        return f"points={name},{pairs[0][1]}"
-    head = f"*{head[-1:]}" if head and head[-1:] in "_-. " else "*" * bool(head)
-    x, y = (
-        f"{head}{letter}{'*' * bool(tail)}" for letter in (name[start], "yY"[name[start] == "X"])
-    )
-    return f"points={x},{y}"

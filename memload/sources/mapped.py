@@ -4,25 +4,26 @@ Its samples decide what it has: the first that can be read, and some others (`Da
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from memload.errors import DecodeError, SourceError, describe_error
+from memload.sources import boxes
 from memload.sources.columns import (
     BOX_NAMES,
     IMAGE_NAMES,
-    LABEL_NAMES,
     Column,
     Columns,
+    label_among,
     notes_on_unnamed,
 )
 from memload.sources.contents import Contents
-from memload.sources.samples import Kind, Reading, Record, Samples, translation
+from memload.sources.samples import Kind, Reading, Record, Samples, named, translation
 from memload.storage.keys import Keys
 from memload.wording import listed
 
@@ -34,14 +35,14 @@ _TO_KEEP_IT = "To store or leave out what there is, name it: DatasetSource(datas
 
 
 class Fact(NamedTuple):
-    """What a value is: a type and a shape. Instead of a type, it may be "none" or "text"."""
+    """The type and shape of a value. The type may be "none", "text", or what cannot be stored."""
 
     dtype: str
     shape: tuple[int, ...] = ()
 
 
-#: The facts of some samples, by the names of columns.
-Facts = list[dict[str, Fact]]
+_NONE = Fact("none")
+_NUMBER = "<|"  # what the types of numbers begin with
 
 
 def first_usable_here(look: Callable[[int], Any], keys: Sequence[str]) -> Any:
@@ -74,7 +75,8 @@ class DatasetSource(Samples):
         dataset: The data set. If it has ``__getitems__``, several samples are asked for at once.
         image: The entry of the image. By default the first of ``image``, ``img``, ``jpg``, ``png``
             and ``webp``.
-        label: The entry of the label. By default the first of `LABEL_NAMES` that there is.
+        label: The entry of the label. By default the first of ``label``, ``class``, ``labels``,
+            ``fine_label``, ``cls`` and ``target`` that there is.
         masks: The entries of masks, or a mapping from the names of masks to them. Of samples
             ``(image, mask)``, ``masks=["mask"]`` names the second part.
         arrays: The same for other arrays.
@@ -112,25 +114,30 @@ class DatasetSource(Samples):
             raise SourceError("The data set has no samples.")
         if key is not None and len(key) != len(dataset):
             raise ValueError(f"key: {len(key):,} names are given for {len(dataset):,} samples.")
-        _check_boxes(boxes or {})
         names = [*map(str, range(len(dataset)) if key is None else key)]
         super().__init__(Keys.of(names), _DatasetRows(dataset), Columns(), are_numbered=key is None)
-        self._reading = Reading(
-            image=image,
-            label=label,
-            masks=_named("masks", masks),
-            arrays=_named("arrays", arrays),
-            points=_named("points", points),
-            boxes=boxes or {},
-        )
-        self._kept = None if columns is None else [*_named("columns", columns)]
-        self.options = {"entries": f"{self._reading}, columns {self._kept}"}
-        #: the boxes that other columns have an item for
+        lists = {"masks": masks, "arrays": arrays, "points": points, "boxes": boxes or {}}
+        given: dict[str, Any] = {name: named(name, each) for name, each in lists.items()}
+        self._reading = reading = Reading(image=image, label=label, **given)
+        if not all(isinstance(most, int) and most > 0 for most in reading.boxes.values()):
+            raise ValueError(
+                f"boxes: {boxes!r:.80} is not a mapping from entries to the most boxes that a "
+                "sample has, such as {'boxes': 100}."
+            )
+        kept = None if columns is None else [*named("columns", columns)]
+        self.options = {"entries": f"{reading}, columns {kept}"}
+        #: the entries of columns, and the boxes that some columns have an item for
+        self._entries: dict[str, str] = {}
         self._per_box: dict[str, str] = {}
-        self._find_columns(self._facts_of_samples(first_usable))
-        self._find_classes(dataset, classes)
-        self._numbers: np.ndarray | None = None  # of labels, if they are translated
-        if columns is None:
+        self._find_columns(self._facts_of_samples(first_usable), kept, dataset, classes)
+        #: what labels of samples mean, if there are classes: their numbers, also by their names
+        self._numbers: dict[int | str, int] | None = None
+        if self.columns.classes is not None:
+            self._numbers = {name: number for number, name in enumerate(self.columns.classes)}
+            self._numbers |= {number: number for number in range(len(self._numbers))}
+        if kept is None:
+            if not (self._entries.get("label") or reading.entries):
+                self.columns.notes.append("no labels: name their entry with label=…")
             self.columns.notes += notes_on_unnamed(self.columns)
         self.columns.finish()
 
@@ -139,68 +146,38 @@ class DatasetSource(Samples):
     @property
     def arrays(self) -> Mapping[str, Kind]:
         """The kinds of the masks and other arrays, by name."""
-        own = {name: self._reading.kind_of(name) for name in self._reading.entries}
+        own = {name: kind for name, (kind, _) in self._reading.entries.items()}
         return {**own, **super().arrays}
 
     def _record(self, row: int, image: Any) -> Record:
-        image, entries, arrays = self._parts(image)
-        columns = {
-            name: self._value(name, entries.get(name), column)
-            for name, column in self.schema.items()
-        }
-        for name, boxes in self._per_box.items():
-            items, count = len(items_of(entries.get(name))), len(boxes_of(boxes, entries[boxes]))
-            if items != count:
-                raise DecodeError(f"{name!r:.80} has {items} items for {count} boxes")
-        return Record(self.keys[row], image, columns, {**arrays, **self._arrays(row)})
-
-    def _parts(self, sample: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        """Return image, columns and arrays of a sample. Raises SourceError for a missing image."""
-        image, entries = self._split(sample)
-        found = self._reading.entries
+        image, entries = self._split(image)
+        columns = {}
+        for name, entry in self._entries.items():
+            try:
+                columns[name] = self._value(name, entries, self.schema[name], entries.get(entry))
+            except (TypeError, ValueError) as error:
+                raise DecodeError(f"{name!r:.80}: {error}") from error
         arrays = {
-            name: plain_mask(entries[entry])
-            if name in self._reading.masks
-            else plain(entries[entry])
-            for name, entry in found.items()
+            name: plain_mask(entries[entry]) if kind == "mask" else plain(entries[entry])
+            for name, (kind, entry) in self._reading.entries.items()
             if entries.get(entry) is not None
         }
-        following = (*self._reading.points, *self._reading.boxes)
-        columns = {
-            name: value
-            for name, value in entries.items()
-            if name not in found.values()
-            and (self._kept is None or name in self._kept or name in following)
-        }
-        label = self._label_entry(entries)
-        if label is not None and (label in columns or self._reading.label):
-            columns.pop(label, None)
-            columns["label"] = entries[label]
-        return plain_image(image), columns, arrays
-
-    def _label_entry(self, entries: Mapping[str, Any]) -> str | None:
-        """Return the entry of the label. With boxes, ``labels`` are those of the boxes."""
-        names = (self._reading.label,) if self._reading.label else LABEL_NAMES
-        others = {"labels"} if self._reading.boxes else ()
-        return next((name for name in names if name in entries and name not in others), None)
+        return Record(self.keys[row], plain_image(image), columns, arrays | self._arrays(row))
 
     def _split(self, sample: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the image and the other entries of a sample."""
-        named = self._reading.image
-        if isinstance(sample, Mapping):
-            names: Sequence[str] = IMAGE_NAMES if named is None else (named,)
-            name = next((name for name in names if name in sample), None)
+        """Return the image and the other entries of a sample. Raises SourceError without image."""
+        reading = self._reading
+        if isinstance(sample, Mapping) or reading.image:
+            entries = dict(sample) if isinstance(sample, Mapping) else {}
+            names = [reading.image] if reading.image else IMAGE_NAMES
+            name = next((name for name in names if name in entries), None)
             if name is None:
                 raise SourceError(
-                    f"The samples of the data set have no entry {' or '.join(names)}, only "
-                    f"{listed(sample)}. Name the image's: image='…'."
+                    f"The samples of the data set, of type {type(sample).__name__}, have no entry "
+                    f"{' or '.join(names)}, only {listed(entries) or 'images and targets'}. Name "
+                    "the image's, if they are dicts: image='…'."
                 )
-            return sample[name], {other: sample[other] for other in sample if other != name}
-        if named is not None:
-            raise SourceError(
-                f"image: {named!r:.80} names an entry of dicts, but samples are of type "
-                f"{type(sample).__name__}. Leave it out."
-            )
+            return entries.pop(name), entries
         if not isinstance(sample, (tuple, list)):
             return sample, {}
         image, *targets = sample
@@ -208,146 +185,144 @@ class DatasetSource(Samples):
         if isinstance(target, Mapping):
             return image, dict(target)
         if not isinstance(target, tuple):
-            only = [*self._reading.entries.values(), *self._reading.points, *self._reading.boxes]
+            only = [*(entry for _, entry in reading.entries.values()), *reading.moving]
             return image, {only[0] if len(only) == 1 else "label": target}
-        is_picture = not target or isinstance(target[0], Image.Image)
-        has_label = not is_picture and fact_of("label", target[0]) == Fact("<i8")
-        numbers = range(len(target) - has_label)
-        names = ["label"] * has_label + [f"target_{number}" for number in numbers]
+        has_label = bool(target) and fact_of(target[0]) == Fact("<i8")
+        names = ["label"] * has_label + [f"target_{n}" for n in range(len(target) - has_label)]
         return image, dict(zip(names, target, strict=True))
 
-    def _value(self, name: str, value: Any, column: Column) -> Any:
-        """Return the value of a column. Raises DecodeError if the sample differs."""
-        if name == "label":
-            return self._label(value, column)
-        if column.boxes or name in self._per_box:
-            items = boxes_of(name, value) if column.boxes else items_of(value)
-            return _filled(name, items, column)
-        return _number(name, value, column)
+    def _value(self, name: str, entries: Mapping[str, Any], column: Column, value: Any) -> Any:
+        """Return the value of a column. Raises ValueError for labels and boxes that differ.
 
-    def _label(self, value: Any, column: Column) -> Any:
-        if isinstance(value, str):
-            classes = self._classes_of_samples
-            if value not in classes:
-                raise DecodeError(f"label {value!r:.40} is none of the {len(classes):,} known ones")
-            value = classes.index(value)
-        if value is None or (np.shape(value) == () and np.isnan(value)):
-            raise DecodeError("its label is missing")
-        value = _number("label", value, column)
+        Whether others fit their columns is found out when they are written.
+        """
+        if name == "label":
+            return self._label(value)
+        if column.boxes or name in self._per_box:
+            items = boxes_of(value) if column.boxes else array_of(value)
+            count = len(items if column.boxes else boxes_of(entries.get(self._per_box[name])))
+            if len(items) != count:
+                raise ValueError(f"it has {len(items)} items for {count} boxes")
+            return boxes.filled([items], column.shape, column.dtype)[0]
+        return np.full(column.shape, np.nan) if value is None else array_of(value)
+
+    def _label(self, value: Any) -> Any:
+        value = value if isinstance(value, str) else array_of(value).tolist()
+        if value in (None, []) or value != value:
+            raise ValueError("it is missing")
         if self._numbers is None:
             return value
-        if not 0 <= value < len(self._numbers):
-            raise DecodeError(f"label {value} is not within 0 to {len(self._numbers) - 1}")
-        return int(self._numbers[value])
+        if value not in self._numbers:
+            raise ValueError(f"{value!r:.40} is none of the {len(self._numbers) // 2} known")
+        return self._numbers[value]
 
     def with_classes(self, classes: Sequence[str]) -> "DatasetSource":
         """Return the same samples with labels that count into these classes."""
-        numbers = None if self.classes is None else translation(self.classes, classes)
-        return super().with_classes(classes)._changed(_numbers=numbers)
-
-    def _renumbered(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        return {}  # labels are translated one by one
+        changed = super().with_classes(classes)
+        if self.classes is not None and self._numbers is not None:
+            new = translation(self.classes, classes).tolist()
+            changed._numbers = {label: new[number] for label, number in self._numbers.items()}
+        return changed
 
     # -------------------------------------------------------------- what all samples have
 
-    def _facts_of_samples(self, first_usable: Callable[..., Any]) -> Facts:
+    def _facts_of_samples(self, first_usable: Callable[..., Any]) -> list[dict[str, Fact]]:
         """Return the facts of the first usable sample or, if they matter, of up to 64 samples."""
-        facts: Facts = first_usable(self._look, self.keys)
-        if not (facts[0].keys() - {"label"} or self._reading.boxes):
-            return facts
+        first: list[dict[str, Fact]] = [first_usable(self._look, self.keys)]
+        if not first[0].keys() - {"label"}:
+            return first
         try:
-            several = first_usable(self._look_at_several, self.keys[:1])
+            return first_usable(self._look_at_several, self.keys[:1]) or first
         except SourceError:  # one of these samples ends the process, or hangs
-            return facts
-        if isinstance(several, SourceError):
-            raise several
-        return several or facts
+            return first
 
-    def _look(self, row: int) -> Facts:
-        return [self._facts(self.images[row])]
+    def _look(self, row: int) -> dict[str, Fact]:
+        """Return what a sample has, by entry, apart from masks and other arrays."""
+        _, entries = self._split(self.images[row])
+        arrays = [entry for _, entry in self._reading.entries.values()]
+        return {name: fact_of(value) for name, value in entries.items() if name not in arrays}
 
-    def _look_at_several(self, row: int) -> Facts | SourceError:
+    def _look_at_several(self, row: int) -> list[dict[str, Fact]]:
         count, facts = len(self), []
         spread = np.linspace(0, count - 1, min(count, _LOOKED_AT // 2)).round().astype(int)
         for row in sorted({*range(min(count, _LOOKED_AT // 2)), *spread.tolist()}):
-            try:
-                facts.append(self._facts(self.images[row]))
-            except SourceError as error:
-                return error
-            except Exception:  # noqa: BLE001  # it is rejected when its turn comes
-                continue
+            with contextlib.suppress(Exception):  # it is rejected when its turn comes
+                facts.append(self._look(row))
         return facts
 
-    def _facts(self, sample: Any) -> dict[str, Fact]:
-        """Return what a sample has, and refuse what would not move with its image."""
-        reading, (_, columns, _), (_, entries) = (
-            self._reading,
-            self._parts(sample),
-            self._split(sample),
-        )
-        wanted = [*reading.points, *reading.boxes, *(self._kept or ())]
-        wanted += [reading.label] if reading.label else []
-        if lost := [name for name in wanted if name not in entries]:
+    def _find_columns(
+        self,
+        facts: Sequence[Mapping[str, Fact]],
+        kept: Sequence[str] | None,
+        dataset: Any,
+        classes: Sequence[str] | None,
+    ) -> None:
+        """Find the columns that these samples have in common. Raises SourceError."""
+        reading = self._reading
+        found = dict.fromkeys(name for each in facts for name in each)
+        wanted = [*reading.moving, *(kept or ()), *filter(None, [reading.label])]
+        if lost := [name for name in wanted if name not in found]:
             raise SourceError(
                 f"The samples of the data set have no entry {lost[0]!r:.80}, only "
-                f"{listed(sorted(entries)) or 'images'}. Name one of them."
+                f"{listed(sorted(found)) or 'images'}. Name one of them."
             )
-        if self._kept is None:
-            for name in columns.keys() - {*reading.points, *reading.boxes}:
-                _refuse_unnamed(name, columns[name])
-        return {
-            name: Fact("<f4", boxes_of(name, value).shape)
-            if name in reading.boxes
-            else fact_of(name, value)
-            for name, value in columns.items()
-        }
-
-    def _find_columns(self, facts: Facts) -> None:
-        """Find the columns that these samples have in common."""
-        schema, skipped = self.columns.schema, self.columns.skipped
-        for name in dict.fromkeys(name for each in facts for name in each):
-            found = [each.get(name, Fact("none")) for each in facts]
-            known = [fact for fact in found if fact.dtype != "none"]
-            boxes = _boxes_beside(name, self._reading, facts)
-            if name in self._reading.boxes:
-                schema[name] = Column("<f4", (self._reading.boxes[name], 4), boxes=True)
-            elif not known or any(fact.dtype == "text" for fact in known):
-                skipped[name] = "text" if known else "missing"
-            elif boxes is not None:
-                items = [fact for fact in known if fact.shape[0]] or known
-                self._per_box[name] = boxes
-                shape = (self._reading.boxes[boxes], *items[0].shape[1:])
-                schema[name] = Column(_common_type(items), shape)
-            elif len({fact.shape for fact in known}) > 1:
-                skipped[name] = "of different shapes"
-            else:
-                # A number that is missing is NaN.
-                is_missing = len(known) < len(found) and name != "label" and not known[0].shape
-                dtype = _common_type([*known, *[Fact("<f8")] * is_missing])
-                is_points = name in self._reading.points
-                schema[name] = Column("<f4" if is_points else dtype, known[0].shape, is_points)
+        label = reading.label or label_among(found, has_boxes=bool(reading.boxes))
+        self.columns.classes = _class_names(dataset, label) if classes is None else [*classes]
+        for entry in found:
+            name = "label" if entry == label else entry
+            is_kept = kept is None or entry in wanted
+            if is_kept and (entry == label or name != "label"):
+                own = [each.get(entry, _NONE) for each in facts]
+                if kept is None and entry not in reading.moving:
+                    _refuse_unnamed(entry, own)
+                column = self._column(name, entry, own, facts)
+                if isinstance(column, Column):
+                    self.columns.schema[name], self._entries[name] = column, entry
+                else:
+                    self.columns.skipped[name] = column
+        if self.columns.schema.get("label") != Column("<i8"):
+            self.columns.classes = None
         if self._per_box:
             self.columns.notes.append(
-                f"filled up with -1 or NaN beside {listed(self._reading.boxes, 3)}: "
+                f"filled up with -1 or NaN beside {listed(reading.boxes, 3)}: "
                 f"{listed(self._per_box, 5)}"
             )
 
-    def _find_classes(self, dataset: Any, classes: Sequence[str] | None) -> None:
-        """Find the names of the classes, which labels that are texts need."""
-        columns = self.columns
-        found = _classes_of(dataset, self._reading) if classes is None else [*classes]
-        if columns.skipped.pop("label", None):
-            columns.schema["label"] = Column("<i8")
-            if found is None:
+    def _column(
+        self, name: str, entry: str, own: Sequence[Fact], facts: Sequence[Mapping[str, Fact]]
+    ) -> Column | str:
+        """Return the column of an entry, or why it is left out."""
+        most, known = self._reading.boxes, [fact for fact in own if fact != _NONE]
+        if entry in most:
+            return Column("<f4", (most[entry], 4), boxes=True)
+        if not known:
+            return "missing"
+        if any(fact.dtype == "text" for fact in known):
+            if name == "label" and self.columns.classes is None:
                 raise SourceError(
                     "The labels are texts, and the data set has no list of its classes. Give one: "
                     "classes=[…]."
                 )
-        if columns.schema.get("label") == Column("<i8"):
-            columns.classes = found
-        elif "label" not in columns.schema and self._kept is None and not self._reading.entries:
-            columns.notes.append("no labels: name their entry with label=…")
-        self._classes_of_samples = columns.classes or []
+            return Column("<i8") if name == "label" else "text"
+        if other := [fact for fact in known if fact.dtype[0] not in _NUMBER]:
+            raise SourceError(
+                f"Entry {entry!r:.80} is neither a number nor an array of numbers, but "
+                f"{other[0].dtype}. {_TO_KEEP_IT}"
+            )
+        if entry in self._reading.points:
+            return Column("<f4", known[0].shape, points=True)
+        for box in most:
+            counts = [math.prod(each.get(box, _NONE).shape) // 4 for each in facts]
+            if any(counts) and name != "label" and [(*f.shape, -1)[0] for f in own] == counts:
+                self._per_box[name] = box
+                known = [fact for fact in known if fact.shape[0]]
+                return Column(_common_type(known), (most[box], *known[0].shape[1:]))
+        if len({fact.shape for fact in known}) > 1:
+            return "of different shapes"
+        # A number that is missing is NaN.
+        is_missing = len(known) < len(own) and name != "label" and not known[0].shape
+        dtype = _common_type([*known, *[Fact("<f8")] * is_missing])
+        return Column(dtype, known[0].shape)
 
 
 class _DatasetRows(Contents):
@@ -371,24 +346,6 @@ class _DatasetRows(Contents):
 # ------------------------------------------------------------------------------------- values
 
 
-def _check_boxes(boxes: Mapping[str, int]) -> None:
-    is_right = isinstance(boxes, Mapping) and all(
-        isinstance(most, int) and most > 0 for most in boxes.values()
-    )
-    if not is_right:
-        raise ValueError(
-            f"boxes: {boxes!r:.80} is not a mapping from entries to the most boxes that a sample "
-            "has, such as {'boxes': 100}."
-        )
-
-
-def _named(argument: str, names: Any) -> dict[str, str]:
-    """Return entries by the names that they get."""
-    if isinstance(names, str):
-        raise TypeError(f"{argument} must be a list such as [{names!r}], not the text {names!r}.")
-    return dict(names) if isinstance(names, Mapping) else {name: name for name in names}
-
-
 def is_tensor(value: Any) -> bool:
     """Return whether a value is a torch tensor. Torch is not imported."""
     return any(kind.__module__.partition(".")[0] == "torch" for kind in type(value).__mro__)
@@ -400,9 +357,7 @@ def plain(value: Any) -> Any:
         value = value.get("bytes") or value.get("path")
     if isinstance(value, (str, os.PathLike)):
         return Path(value)
-    if is_tensor(value):
-        return value.detach().cpu().numpy()
-    return np.asarray(value) if isinstance(value, (list, tuple)) else value
+    return array_of(value) if is_tensor(value) or isinstance(value, (list, tuple)) else value
 
 
 def plain_image(value: Any) -> Any:
@@ -420,122 +375,26 @@ def plain_mask(value: Any) -> Any:
     return value
 
 
-def fact_of(name: str, value: Any) -> Fact:
-    """Return what a value is. Raises SourceError for what cannot be stored."""
-    if value is None or isinstance(value, str):
-        return Fact("none" if value is None else "text")
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
-        raise SourceError(
-            f"Entry {name!r:.80} is a list of dicts of {listed(value[0], 5)}, as COCO's, which "
-            "cannot be stored. Let the data set return lists: {'boxes': [[x, y, x + width, y + "
-            "height], …], 'labels': […]}, and name the boxes: boxes={'boxes': 100}."
-        )
+def array_of(value: Any) -> np.ndarray:
+    """Return an entry as an array. Raises ValueError."""
+    return boxes.array_of(value.detach().cpu().numpy() if is_tensor(value) else value)
+
+
+def fact_of(value: Any) -> Fact:
+    """Return what a value is."""
+    if value is None:
+        return _NONE
     try:
-        array = items_of(value)
-    except Exception as error:
-        raise SourceError(
-            f"Entry {name!r:.80} is no array of numbers: {describe_error(error):.300}. "
-            f"{_TO_KEEP_IT}"
-        ) from error
+        array = array_of(value)
+    except Exception as error:  # noqa: BLE001  # lists of different lengths, a type of the user's
+        return Fact(f"{type(value).__name__} {value!r:.80} ({describe_error(error):.200})")
     if array.dtype.kind == "U":
         return Fact("text", array.shape)
     if array.dtype.kind not in "biuf":
-        raise SourceError(
-            f"Entry {name!r:.80} is neither a number nor an array of numbers, but "
-            f"{type(value).__name__} {value!r:.40}. {_TO_KEEP_IT}"
-        )
+        return Fact(f"{type(value).__name__} {value!r:.80}")
     if array.ndim == 0:
         return Fact("<f8" if array.dtype.kind == "f" else "<i8")
     return Fact(array.dtype.newbyteorder("<").str, array.shape)
-
-
-def items_of(value: Any) -> np.ndarray:
-    """Return an entry as an array. None has no items. In a list, None is NaN."""
-    array = np.asarray(() if value is None else plain(value))
-    if array.dtype.kind == "O" and isinstance(value, (list, tuple)):
-        with contextlib.suppress(TypeError, ValueError):
-            return array.astype(np.float64)
-    return array
-
-
-def boxes_of(name: str, value: Any) -> np.ndarray:
-    """Return the boxes of a sample, float32 ``(k, 4)``. Raises DecodeError and SourceError."""
-    form = str(getattr(getattr(value, "format", None), "value", "XYXY"))  # of tv_tensors
-    if form != "XYXY":
-        raise SourceError(
-            f"The boxes in {name!r:.80} are {form}, and XYXY is stored. Convert them in the data "
-            "set: torchvision.transforms.v2.ConvertBoundingBoxFormat('XYXY')."
-        )
-    if isinstance(value, Mapping):
-        raise SourceError(
-            f"The boxes in {name!r:.80} are a dict of {listed(value, 5)}, and not a list. Give "
-            "them an entry of their own; for Hugging Face, dataset.flatten() does."
-        )
-    boxes = items_of(value)
-    boxes = boxes[None] if boxes.shape == (4,) else boxes if boxes.size else np.zeros((0, 4))
-    if boxes.ndim != 2 or boxes.shape[1] != 4 or boxes.dtype.kind not in "iuf":
-        raise DecodeError(f"its boxes in {name!r:.80} have the shape {boxes.shape}, not (k, 4)")
-    is_wrong = (boxes[:, :2] > boxes[:, 2:]).any(axis=1)
-    if is_wrong.any():
-        raise DecodeError(
-            f"its box {boxes[is_wrong][0].tolist()} in {name!r:.80} is not x1, y1, x2, y2: it ends "
-            "before it begins. If it is x, y, width, height, convert it"
-        )
-    return boxes.astype(np.float32)
-
-
-def _refuse_unnamed(name: str, value: Any) -> None:
-    """Raise SourceError for what looks like boxes or a mask, and is not named."""
-    kind = type(value).__name__
-    is_picture = isinstance(value, Image.Image) or kind == "Mask"
-    shape: tuple[int, ...] = ()
-    if not (value is None or isinstance(value, (str, Image.Image))):
-        with contextlib.suppress(ValueError):  # lists of different lengths
-            shape = np.shape(plain(value))
-    are_boxes = kind == "BoundingBoxes" or (name in BOX_NAMES and shape[-1:] in ((4,), (0,)))
-    if len(shape) > 1 and not is_picture:
-        are_boxes = are_boxes or (shape[-1] == 4 and shape != (4, 4))
-        is_picture = min(shape[:2]) > _MASK_SIDE or min(shape[-2:]) > _MASK_SIDE
-    if not (are_boxes or is_picture):
-        return
-    own_name = "mask" if name == "label" else name
-    remedy = f"boxes={{{own_name!r}: 100}}" if are_boxes else f"masks=[{own_name!r}]"
-    raise SourceError(
-        f"Entry {name!r:.80} of the samples looks like {'boxes' if are_boxes else 'a mask'}, and "
-        f"would not move with its image. Name it: {remedy}, or arrays=[{own_name!r}]. {_TO_KEEP_IT}"
-    )
-
-
-def _number(name: str, value: Any, column: Column) -> Any:
-    """Return a number, or an array of the shape of a column. None is NaN. Raises DecodeError."""
-    is_float = column.dtype[1] == "f"
-    if value is None and is_float:
-        return np.full(column.shape, np.nan, column.dtype)[()]
-    array = items_of(value)
-    fits = array.dtype.kind in ("biuf" if is_float else "biu") and array.shape == column.shape
-    if value is None or not fits:
-        raise DecodeError(
-            f"column {name!r:.80} is {value!r:.60} of the shape {array.shape}, but the first "
-            f"samples have {np.dtype(column.dtype).name} of {column.shape}"
-        )
-    return array.astype(column.dtype)[()]
-
-
-def _filled(name: str, items: np.ndarray, column: Column) -> np.ndarray:
-    """Return items of boxes, filled up with NaN, or -1 among integers. Raises DecodeError."""
-    most, is_float = column.shape[0], column.dtype[1] == "f"
-    if len(items) > most:
-        raise DecodeError(
-            f"it has {len(items):,} boxes in {name!r:.80}, and there is room for {most:,}. Raise "
-            f"it to the most that any sample has: boxes={{{name!r}: {len(items)}}} or more"
-        )
-    kinds = "biuf" if is_float else "biu"
-    if len(items) and (items.shape[1:] != column.shape[1:] or items.dtype.kind not in kinds):
-        raise DecodeError(f"its items have the shape {items.shape} and type {items.dtype}")
-    filled = np.full(column.shape, np.nan if is_float else -1, column.dtype)
-    if len(items):
-        filled[: len(items)] = items
-    return filled
 
 
 def _common_type(facts: Sequence[Fact]) -> str:
@@ -543,27 +402,37 @@ def _common_type(facts: Sequence[Fact]) -> str:
     return "<i8" if dtype.kind == "b" else str(dtype.str)
 
 
-def _boxes_beside(name: str, reading: Reading, facts: Facts) -> str | None:
-    """Return the boxes that a column has an item for, in all samples. None if there are none."""
-    if name == "label" or name in reading.boxes or name in reading.points:
-        return None
-    for boxes in reading.boxes:
-        having = [each for each in facts if boxes in each]
-        counts = [each[boxes].shape[0] for each in having]
-        shapes = [each.get(name, Fact("none")).shape for each in having]
-        if [shape[0] if shape else -1 for shape in shapes] == counts and any(counts):
-            return boxes
-    return None
+def boxes_of(value: Any) -> np.ndarray:
+    """Return the boxes of a sample ``(k, 4)``. Raises ValueError."""
+    form = str(getattr(getattr(value, "format", None), "value", "XYXY"))  # of tv_tensors
+    found = array_of(value)
+    found = found.reshape(-1, 4) if found.shape == (4,) or not found.size else found
+    if form != "XYXY" or found.ndim != 2 or found.shape[1] != 4:
+        raise ValueError(f"they are {form} of the shape {found.shape}, not XYXY of (k, 4)")
+    boxes.check_order(found)
+    return found
 
 
-def _classes_of(dataset: Any, reading: Reading) -> list[str] | None:
+def _class_names(dataset: Any, label: str | None) -> list[str] | None:
     """Return the names of the classes, if they are where torchvision or Hugging Face have them."""
-    names = getattr(dataset, "classes", None)
-    features = getattr(dataset, "features", None)
+    names, features = getattr(dataset, "classes", None), getattr(dataset, "features", None)
     if names is None and isinstance(features, Mapping):
-        candidates = (reading.label,) if reading.label else LABEL_NAMES
-        label = next((name for name in candidates if name in features), None)
         names = getattr(features.get(label), "names", None)
     if isinstance(names, str) or not isinstance(names, (Sequence, np.ndarray)):
         return None
     return [str(name) for name in names]
+
+
+def _refuse_unnamed(entry: str, facts: Sequence[Fact]) -> None:
+    """Raise SourceError for what looks like boxes or a mask, and is not named."""
+    shapes = {fact.shape for fact in facts if len(fact.shape) > 1} - {(4, 4)}  # it may be a pose
+    are_boxes = entry in BOX_NAMES or any(len(shape) == 2 and shape[1] == 4 for shape in shapes)
+    are_masks = any(max(min(shape[:2]), min(shape[-2:])) > _MASK_SIDE for shape in shapes)
+    if not (are_boxes or are_masks):
+        return
+    name = "mask" if entry == "label" else entry
+    remedy = f"boxes={{{name!r}: 100}}" if are_boxes else f"masks=[{name!r}]"
+    raise SourceError(
+        f"Entry {entry!r:.80} of the samples looks like {'boxes' if are_boxes else 'a mask'}, and "
+        f"would not move with its image. Name it: {remedy}, or arrays=[{name!r}]. {_TO_KEEP_IT}"
+    )

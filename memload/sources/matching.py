@@ -1,6 +1,6 @@
 """Which names stand for the same picture: those of masks and images, or of lines and samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -43,33 +43,30 @@ def _match(
     keys: Sequence[str], names: Sequence[str], compared: Sequence[str], with_: Sequence[str]
 ) -> np.ndarray:
     """Match as `match` does, by what is ``compared`` of keys ``with_`` that of names."""
-    whole, stems, twice = _positions(with_), _positions(map(stem_of, with_)), dict[str, int]()
-    for position, name in enumerate(with_):
-        for found, text in ((whole, name), (stems, stem_of(name))):
-            if found[text] != position:
-                twice[text] = position
-    taken = {whole[key] for key in compared if key in whole}
+    whole, stems = _positions(with_), _positions(map(stem_of, with_))
+    taken = {whole[text][0] for text in compared if text in whole}
     owner: dict[int, str] = {}
     result = np.full(len(keys), -1)
     for row, (key, text) in enumerate(zip(keys, compared, strict=True)):
-        texts = ((whole, text), (stems, text), (stems, stem_of(text)))
-        found, text = next(((each, t) for each, t in texts if t in each), (whole, ""))
-        position = found.get(text, -1)
-        if position < 0 or (found is stems and position in taken):
+        if text in whole:
+            found = whole[text]
+        else:
+            found = stems.get(text) or stems.get(stem_of(text)) or [-1]
+        if found[0] < 0 or (text not in whole and found[0] in taken):
             continue
-        if text in twice:
-            raise ValueError(f"{names[position]!r} and {names[twice[text]]!r} both fit {key!r}")
-        if owner.setdefault(position, key) != key:
-            raise ValueError(f"{names[position]!r} fits both {owner[position]!r} and {key!r}")
-        result[row] = position
+        if len(found) > 1:
+            raise ValueError(f"{names[found[0]]!r} and {names[found[-1]]!r} both fit {key!r}")
+        if owner.setdefault(found[0], key) != key:
+            raise ValueError(f"{names[found[0]]!r} fits both {owner[found[0]]!r} and {key!r}")
+        result[row] = found[0]
     return result
 
 
-def _positions(names: "Sequence[str] | map[str]") -> dict[str, int]:
-    """Return the first position of each name."""
-    positions: dict[str, int] = {}
+def _positions(names: Iterable[str]) -> dict[str, list[int]]:
+    """Return the positions of each name."""
+    positions: dict[str, list[int]] = {}
     for position, name in enumerate(names):
-        positions.setdefault(name, position)
+        positions.setdefault(name, []).append(position)
     return positions
 
 

@@ -14,7 +14,7 @@ from memload.sources.existing import new_samples, open_array, open_existing
 from memload.sources.mapped import DatasetSource, first_usable_here
 from memload.sources.parquet import is_hugging_face, open_hugging_face, open_parquet
 from memload.sources.remote import is_url, open_url
-from memload.sources.samples import Kind, Reading, Samples, Source, check_labels, refuse_splits
+from memload.sources.samples import Reading, Samples, Source, check_labels, named, refuse_splits
 from memload.sources.tables import open_table
 from memload.sources.tars import open_tars
 from memload.storage.index import Index
@@ -36,19 +36,16 @@ _ENTRIES = ("image", "label", "masks", "arrays", "points", "boxes")
 _TABLE = _Kind(open_table, "a table", (*_ENTRIES, "where", "root"))
 _ARRAY = _Kind(open_array, "an array", ("label",))  # which says what to do with an .npz
 _EXISTING = _Kind(open_existing, "a memload data set", ("where",))
-_HUGGING_FACE = _Kind(open_hugging_face, "a data set of Hugging Face's", (*_ENTRIES, "root"))
+_HUGGING_FACE = _Kind(open_hugging_face, "a data set of Hugging Face's", _TABLE.options)
 #: The kinds of files, by their ending.
 _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys((".csv", ".tsv", ".txt", ".jsonl", ".ndjson"), _TABLE),
-    ".parquet": _Kind(open_parquet, "Parquet", (*_ENTRIES, "root"), takes_several=True),
-    ".tar": _Kind(open_tars, "tar files", _ENTRIES, takes_several=True),
+    ".parquet": _Kind(open_parquet, "Parquet", _TABLE.options, takes_several=True),
+    ".tar": _Kind(open_tars, "tar files", (*_ENTRIES, "where"), takes_several=True),
     ".zip": _Kind(open_zip, "a zip", ("extensions",)),
     **dict.fromkeys((".npy", ".npz"), _ARRAY),
     **dict.fromkeys((".bin", ".idx"), _EXISTING),
 }
-#: The arguments that name arrays, and the kinds of these.
-_KINDS_OF_ARRAYS: Sequence[tuple[str, Kind]] = (("masks", "mask"), ("arrays", "array"))
-_MAX_FILES = 1_000_000
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -59,18 +56,10 @@ class UsageError(ValueError):
 def open_source(
     source: Any,
     *,
-    image: str | None = None,
-    label: str | Path | None = None,
-    where: Mapping[str, Any] | None = None,
-    root: str | Path | None = None,
-    extensions: Sequence[str] | None = None,
-    masks: str | Path | Sequence[str] | Mapping[str, str | Path] | None = None,
-    arrays: Sequence[str] | Mapping[str, str | Path] | None = None,
-    points: Sequence[str] | Mapping[str, str] | None = None,
-    boxes: Sequence[str] | Mapping[str, str | int] | None = None,
     classes: Any = None,
     new_to: str | Path | None = None,
     first_usable: Callable[[Callable[[int], Any], Sequence[str]], Any] = first_usable_here,
+    **options: Any,
 ) -> Source:
     """Open what `memload.build` reads. No picture is read.
 
@@ -79,11 +68,15 @@ def open_source(
             several ``.parquet`` or ``.tar`` files, an array (``.npy``), a data set of memload's, a
             URL of a folder or a table, a data set of Hugging Face's, or any map-style data set.
             ``shards/{000..123}.tar`` and ``shards/*.tar`` stand for all of these files.
+        classes: The names of the classes: a list, a data set, its path, or a text file.
+        new_to: A data set of memload's. Samples whose names it has are left out.
+        first_usable: Looks at samples of a data set in Python, perhaps in another process: see
+            `memload.sources.mapped.first_usable_here`.
         image: The column of the images, or a template for a table's, such as
             ``"train_images/{image_id}.jpg"``. For a data set in Python, an entry.
         label: The column or entry of the labels. For an array, an NPY file.
         where: Reads only the lines of a table, or the samples of a memload data set, with these
-            values, such as ``{"split": "train"}``.
+            values, such as ``{"split": "train"}``. A list stands for any of its values.
         root: The folder or URL that the paths of a table are relative to.
         extensions: The extensions of images in a folder or a zip, such as ``[".jpg", ".gif"]``.
         masks: A folder of masks, which are called as the images are; or, by the names of masks,
@@ -94,10 +87,6 @@ def open_source(
             of numbers, such as ``{"marks": "x*,y*"}``.
         boxes: The same for boxes x1, y1, x2, y2. For a data set in Python, the most that a sample
             has, such as ``{"boxes": 100}``.
-        classes: The names of the classes: a list, a data set, its path, or a text file.
-        new_to: A data set of memload's. Samples whose names it has are left out.
-        first_usable: Looks at samples of a data set in Python, perhaps in another process: see
-            `memload.sources.mapped.first_usable_here`.
 
     Raises SourceError, DependencyError, TypeError for what is no source, and ValueError for options
     that the source does not have. NothingNewError, a SourceError, says that ``new_to`` has all
@@ -108,11 +97,6 @@ def open_source(
     (['beagle', 'pug'], [])
     """
     names = None if classes is None else read_classes(classes)
-    if isinstance(extensions, str):  # each of its characters would count as an extension
-        raise TypeError(f"extensions must be a list such as ['.jpg'], not {extensions!r}")
-    options: dict[str, Any] = {"image": image, "label": label, "where": where, "root": root}
-    options |= {"extensions": extensions, "points": points, "boxes": boxes}
-    options |= {"masks": masks, "arrays": arrays}
     opened = _open(source, options, functools.partial(_open_mapped, names, first_usable))
     if not isinstance(opened, Samples):
         return opened
@@ -125,13 +109,13 @@ def open_source(
 
 
 def _open(
-    source: Any, options: Mapping[str, Any], open_mapped: Callable[[Any, Reading], Samples]
+    source: Any, options: Mapping[str, Any], open_mapped: Callable[[Any, Reading], Any]
 ) -> Source:
     """Open a source, and masks and arrays in folders."""
-    names = paths_of(source)
-    place = type(source).__name__ if names is None else names[0]
-    if names is not None:
-        kind, source = _kind_of_paths(names)
+    paths = paths_of(source)
+    place = type(source).__name__ if paths is None else paths[0]
+    if paths is not None:
+        kind, source = _kind_of_paths(paths)
     elif isinstance(source, Source):
         kind = _Kind(lambda opened, _: opened, "opened already")
     elif is_hugging_face(source):
@@ -139,34 +123,46 @@ def _open(
     else:
         _check_map_style(source)
         kind = _Kind(open_mapped, "a data set", _ENTRIES)
-    folders: dict[str, tuple[Kind, Any]] = {}
-    given = dict(options)
-    for name, array_kind in _KINDS_OF_ARRAYS:
-        found, given[name] = _folders(name, given[name], name in kind.options)
-        folders |= {array: (array_kind, folder) for array, folder in found.items()}
-    for name in ("points", "boxes"):
-        given[name] = given[name] and _texts(name, given[name], kind.open is open_mapped)
-    given = {name: value for name, value in given.items() if value}
-    if unknown := [as_typed(name) for name in given if name not in kind.options]:
+    given = {name: value for name, value in options.items() if value}
+    if isinstance(given.get("masks"), (str, os.PathLike)):
+        given["masks"] = {"mask": given["masks"]}
+    for name in given.keys() & {"masks", "arrays", "points", "boxes"}:
+        given[name] = named(name, given[name])
+    if isinstance(given.get("extensions"), str):  # each of its characters would count as one
+        raise TypeError(f"extensions must be a list such as ['.jpg'], not {given['extensions']!r}")
+    if twice := {*given.get("masks", ())} & {*given.get("arrays", ())}:
+        raise UsageError(f"--array: {min(twice)!r:.80} is a mask, too. Choose another name.")
+    folders = []
+    for argument in given.keys() & {"masks", "arrays"}:
+        has_entries = argument in kind.options
+        for name, value in [*given[argument].items()]:
+            if _is_folder(value, has_entries):
+                folders.append((name, "mask" if argument == "masks" else "array", value))
+                del given[argument][name]
+    unknown = [name for name in given if given[name] and name not in kind.options]
+    if unknown:
+        names = {"masks": "--mask", "arrays": "--array"}
         raise UsageError(
-            f"{', '.join(unknown)}: {place} is {kind.description}, to which this does not apply. "
-            "Leave it out."
+            f"{', '.join(names.get(name, f'--{name}') for name in unknown)}: {place} is "
+            f"{kind.description}, to which this does not apply. Leave it out."
         )
+    boxes = given.get("boxes", {})
+    if kind.open is not open_mapped and any(isinstance(most, int) for most in boxes.values()):
+        raise UsageError(f"--boxes: the most is found in {place}. Give names: boxes={[*boxes]}.")
     samples: Any = kind.open(source, Reading(**given))
-    if given:
-        samples = samples._changed(options={**_described(given), **samples.options})
-    for array, (array_kind, folder) in folders.items():
-        samples = samples.with_files(array, array_kind, folder)
+    for name, array_kind, folder in sorted(folders):
+        samples = samples.with_files(name, array_kind, folder)
+    if given:  # but for paths, since files may be moved while a build is interrupted
+        read = {name: repr(value) for name, value in given.items() if name != "root"}
+        read |= {name: Path(folder).absolute().name for name, _, folder in folders}
+        samples = samples.changed(options={**read, **samples.options})
     opened: Source = samples
     return opened
 
 
 def _open_mapped(
-    classes: Sequence[str] | None,
-    first_usable: Callable[..., Any],
-    dataset: Any,
-    reading: Reading,
-) -> Samples:
+    classes: Sequence[str] | None, first_usable: Callable[..., Any], dataset: Any, reading: Reading
+) -> DatasetSource:
     """Open a map-style data set. ``classes`` name its labels if it does not name them itself."""
     return DatasetSource(
         dataset,
@@ -181,47 +177,10 @@ def _open_mapped(
     )
 
 
-def _folders(argument: str, given: Any, has_entries: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what is named as ``masks`` or ``arrays``: folders, and entries of the source."""
-    if argument == "masks" and isinstance(given, (str, os.PathLike)):
-        given = {"mask": given}
-    if isinstance(given, str):
-        raise TypeError(f"{argument} must be a mapping such as {{'depth': {given!r}}}.")
-    if isinstance(given, Mapping):
-        named = dict(given)
-        folders = {name: each for name, each in named.items() if _is_folder(each, has_entries)}
-        return folders, {name: each for name, each in named.items() if name not in folders}
-    return {}, {name: name for name in given or ()}
-
-
 def _is_folder(value: Any, has_entries: bool) -> bool:
     if not has_entries or not isinstance(value, str):
         return True
     return value.endswith("/") or ("{" not in value and Path(value).is_dir())
-
-
-def _texts(argument: str, given: Any, is_mapped: bool) -> dict[str, Any]:
-    """Return the columns of points or boxes by name. Of a data set in Python, the most boxes."""
-    named = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given, "")
-    have_numbers = any(isinstance(text, int) for text in named.values())
-    if argument == "boxes" and have_numbers != is_mapped:
-        form = (
-            "boxes={'boxes': 100}, with the most that a sample has"
-            if is_mapped
-            else (f"boxes={[*named]}: the most is found")
-        )
-        raise UsageError(f"--boxes: {named!r:.80} has another form here: {form}.")
-    return {name: text or name for name, text in named.items()}
-
-
-def _described(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as JSON has them. The folder of images may have been moved."""
-    return {name: repr(value) for name, value in options.items() if name != "root"}
-
-
-def as_typed(option: str) -> str:
-    """Return the name of an option on the command line."""
-    return {"masks": "--mask", "arrays": "--array"}.get(option, f"--{option}")
 
 
 # ------------------------------------------------------------------------------- what opens what
@@ -250,10 +209,10 @@ def _kind_of_paths(names: Sequence[str]) -> tuple[_Kind, Any]:
     paths = [path for name in names for path in _expand(name)]
     if not paths[0]:
         raise SourceError("The path of the source is empty. Name a folder or a file.")
-    kinds = [None if Path(path).is_dir() else _KINDS.get(_ending(path)) for path in paths]
-    kind = kinds[0]
+    kinds = {None if Path(path).is_dir() else _KINDS.get(_ending(path)) for path in paths}
+    kind = kinds.pop()
     takes_several = kind is not None and kind.takes_several
-    if len(paths) > 1 and not (takes_several and all(each is kind for each in kinds)):
+    if kinds or (len(paths) > 1 and not takes_several):
         raise UsageError(
             f"{len(paths)} sources are given: {listed(paths, 3)}. Several files of one kind can be "
             "built together if they are tar or Parquet files. Build others one by one."
@@ -273,32 +232,21 @@ def _kind_of_url(url: str, kind: _Kind | None) -> _Kind:
     remedy = "Download it first (wget -c, aws s3 cp, hf download), and build the copy"
     if kind is _EXISTING:
         remedy = (
-            "Copy its index (.idx) and its pixels (.bin) into a folder of this machine. It can be "
-            "opened there as it is: memload.MemmapDataset"
+            "Download its index (.idx) and the files of its pixels (.bin) first. A data set of "
+            "memload's is opened with memload.MemmapDataset"
         )
-    raise SourceError(
-        f"{url} is {kind.description}, which is not read from a URL. {remedy}.", path=url
-    )
+    raise SourceError(f"{url} is {kind.description}. {remedy}.")
 
 
 def _check_folder(path: Path) -> None:
-    """Raise SourceError for what is no folder of images."""
-    hugging_face = ("dataset_dict.json", "dataset_info.json")
-    if path.suffix == ".arrow" or any((path / name).is_file() for name in hugging_face):
+    """Raise SourceError for what is no folder."""
+    if not path.is_dir():
+        what = "is a file of another kind" if path.exists() else "does not exist. Check the path"
         raise SourceError(
-            f"{path} was saved by Hugging Face's datasets. Build it in Python: "
-            f"memload.build(datasets.load_from_disk({str(path)!r}), …); of a DatasetDict, one of "
-            "its parts; of an .arrow file, datasets.Dataset.from_file.",
+            f"{path} {what}. memload reads folders and {' '.join(_KINDS)}. Compressed archives "
+            "have to be unpacked first; in Python, any map-style data set can be built.",
             path=path,
         )
-    if path.is_dir():
-        return
-    what = "is a file of another kind" if path.exists() else "does not exist. Check the path"
-    raise SourceError(
-        f"{path} {what}. memload reads folders and {' '.join(_KINDS)}. Compressed archives have "
-        "to be unpacked first; in Python, any map-style data set can be built.",
-        path=path,
-    )
 
 
 def _check_map_style(source: Any) -> None:
@@ -326,21 +274,18 @@ def _expand(path: str) -> list[str]:
         return [path]
     if match is None:
         found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # it may be absolute
-        if not found:
-            raise SourceError(f"{path}: no file has such a name. Check the pattern.", path=path)
-        return found
-    first, last = match.groups()
-    numbers = range(int(first), int(last) + 1)
-    if not 0 < len(numbers) <= _MAX_FILES:
+    else:
+        first, last = match.groups()
+        parts = path[: match.start()], path[match.end() :]
+        numbers = range(int(first), int(last) + 1)
+        names = (f"{number:0{len(first)}}".join(parts) for number in numbers)
+        found = [name for each in names for name in _expand(each)]
+    if not found:
         raise SourceError(
-            f"{path}: {match[0]} does not stand for 1 to {_MAX_FILES:,} files. Write the lower "
-            "number first, such as {000..123}."
+            f"{path}: no file has such a name. Check the pattern, such as {{000..123}}.tar.",
+            path=path,
         )
-    return [
-        name
-        for number in numbers
-        for name in _expand(f"{path[: match.start()]}{number:0{len(first)}}{path[match.end() :]}")
-    ]
+    return found
 
 
 def read_classes(classes: Any) -> list[str]:
@@ -348,18 +293,17 @@ def read_classes(classes: Any) -> list[str]:
 
     Raises ValueError and SourceError.
     """
+    names = getattr(classes, "classes", classes)
     if isinstance(classes, (str, Path)):
         path = Path(classes)
         if path.suffix in (".bin", ".idx"):
-            names: Any = Index.open(path).classes
+            names = Index.open(path).classes
         else:
             try:
                 lines = path.read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise SourceError(f"{path} cannot be read: {error}.", path=path) from error
             names = [line.strip() for line in lines if line.strip()]
-    else:
-        names = getattr(classes, "classes", classes)
     if isinstance(names, Mapping) or not isinstance(names, Sequence) or not names:
         raise ValueError(f"classes: {classes!r:.200} has no names of classes.")
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):

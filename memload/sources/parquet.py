@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.errors import DecodeError, DependencyError, SourceError
-from memload.sources.columns import IMAGE_NAMES, LABEL_NAMES, MAX_CATEGORIES
+from memload.sources.columns import IMAGE_NAMES, MAX_CATEGORIES, label_among
 from memload.sources.contents import Contents, Files, image_of
 from memload.sources.samples import Reading, Samples
 from memload.sources.tables import file_names, table_samples
@@ -18,6 +18,18 @@ from memload.wording import listed
 
 #: How many images are decoded from a file at a time, so that memory stays flat.
 _ROWS_AT_A_TIME = 32
+
+
+class _Arrow(NamedTuple):
+    """Columns of Arrow, which are read when they are asked for."""
+
+    place: Any
+    schema: Any
+    parts: Callable[[str], Iterable[Any]]  #: the values of a column, in parts
+    contents: Callable[[str], Contents]  #: the images in a column
+    keys: Callable[[str], Sequence[str]]  #: the names of samples, by the column of images
+    group_starts: Sequence[int] = ()
+    are_numbered: bool = False
 
 
 def open_parquet(paths: Sequence[Path], reading: Reading) -> Samples:
@@ -33,45 +45,31 @@ def open_parquet(paths: Sequence[Path], reading: Reading) -> Samples:
     ['cat', 'dog']
     """
     files = [(path, _open(path)) for path in paths]
-    schema, features = _checked_schema(files)
+    _check_columns(files)
     groups = _groups(files)
     folder = Path(reading.root) if reading.root else None
-
-    def keys(image: str) -> Sequence[str]:
-        return _paths_in(files, image) or [
-            f"{name}/{row}" for name, rows in _rows_of(files) for row in range(rows)
-        ]
-
     arrow = _Arrow(
-        schema,
-        features,
+        paths[0],
+        files[0][1].schema_arrow,
         lambda name: _parts(files, name),
         lambda name: ParquetRows(paths, name, groups, folder),
-        keys,
-        paths[0],
+        lambda image: _keys(files, image),
+        [group.first for group in groups],
     )
-    samples = _open_table(arrow, reading, folder or paths[0].parent)
-    samples.group_starts = [group.first for group in groups]
-    return samples
+    return _open_table(arrow, reading, folder or paths[0].parent)
 
 
 def open_hugging_face(dataset: Any, reading: Reading) -> Samples:
     """Open a data set of Hugging Face's as it is stored, like Parquet: no picture is decoded."""
-    schema = dataset.features.arrow_schema
-
-    def parts(name: str) -> Iterator[Any]:
-        yield dataset.select_columns([name]).with_format("arrow")[:].column(name)
-
     arrow = _Arrow(
-        schema,
-        _features(schema),
-        parts,
+        "The data set",
+        dataset.features.arrow_schema,
+        lambda name: [dataset.select_columns([name]).with_format("arrow")[:].column(name)],
         lambda name: HuggingFaceRows(dataset, name),
         lambda name: [*map(str, range(len(dataset)))],
+        are_numbered="{" not in (reading.image or ""),
     )
-    samples = _open_table(arrow, reading, Path(reading.root or ""))
-    samples.are_numbered = "{" not in (reading.image or "")
-    return samples
+    return _open_table(arrow, reading, Path(reading.root or ""))
 
 
 def is_hugging_face(dataset: Any) -> bool:
@@ -81,29 +79,17 @@ def is_hugging_face(dataset: Any) -> bool:
     return has_features and isinstance(form, Mapping) and form.get("type") != "custom"
 
 
-class _Arrow(NamedTuple):
-    """Columns of Arrow, which are read when they are asked for."""
-
-    schema: Any
-    features: Mapping[str, Any]  #: what Hugging Face's library says about the columns
-    parts: Callable[[str], Iterable[Any]]  #: the values of a column, in parts
-    contents: Callable[[str], Contents]  #: the images in a column
-    keys: Callable[[str], Sequence[str]]  #: the names of samples, by the column of images
-    place: Any = "the data set"
-
-
 def _open_table(arrow: _Arrow, reading: Reading, folder: Path) -> Samples:
     """Return the samples of a table. Paths are relative to ``folder``."""
-    columns = arrow.schema.names
-    pictures = {text for text in reading.entries.values() if "{" not in text}
-    image = reading.image or _image_column(arrow, pictures)
-    for name in (*pictures, image):
-        if "{" not in name and name not in columns:
-            raise SourceError(f"{arrow.place} has no column {name!r:.80}, only {listed(columns)}.")
-    templates = " ".join([image, *reading.entries.values()])
-    label = reading.label or next((name for name in LABEL_NAMES if name in columns), None)
-    needed = {label, *(name for name in columns if f"{{{name}}}" in templates)}
-    names = [name for name in columns if name not in (image, *pictures)]
+    columns, texts = arrow.schema.names, [text for _, text in reading.entries.values()]
+    features = _features(arrow.schema)
+    image = reading.image or _image_column(arrow, features, texts)
+    pictures = [text for text in (image, *texts) if "{" not in text]
+    if lost := [name for name in pictures if name not in columns]:
+        raise SourceError(f"{arrow.place} has no column {lost[0]!r:.80}, only {listed(columns)}.")
+    in_templates = [name for name in columns if f"{{{name}}}" in " ".join([image, *texts])]
+    needed = [reading.label or label_among(columns), *reading.where, *in_templates]
+    names = [name for name in columns if name not in pictures]
     table, skipped = _read_columns(arrow, names, needed)
 
     def contents(text: str) -> Contents:
@@ -112,14 +98,14 @@ def _open_table(arrow: _Arrow, reading: Reading, folder: Path) -> Samples:
         return Files(folder, Keys.of(file_names(table, text, arrow.place)))
 
     images = contents(image)
+    keys = images.names if isinstance(images, Files) else Keys.of(arrow.keys(image))
     return table_samples(
+        Samples(keys, images, group_starts=arrow.group_starts, are_numbered=arrow.are_numbered),
         table,
-        images.names if isinstance(images, Files) else arrow.keys(image),
-        images,
         contents,
         reading,
         arrow.place,
-        class_names={name: _class_names(arrow.features, name) for name in table},
+        class_names={name: _class_names(features, name) for name in table},
         skipped=skipped,
     )
 
@@ -128,7 +114,7 @@ def _open_table(arrow: _Arrow, reading: Reading, folder: Path) -> Samples:
 
 
 def _read_columns(
-    arrow: _Arrow, names: Sequence[str], needed: set[str | None]
+    arrow: _Arrow, names: Sequence[str], needed: Sequence[str | None]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of columns, and why others are not read to their end."""
     import pyarrow as pa
@@ -136,98 +122,74 @@ def _read_columns(
     table: dict[str, Any] = {}
     skipped: dict[str, str] = {}
     for name in names:
-        kind = arrow.schema.field(name).type
-        if pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            skipped[name] = f"of type {kind!s:.40}; --mask {name}={name} stores it"
+        kind = str(arrow.schema.field(name).type)
+        if kind.startswith(("struct", "binary", "large_binary")):
+            skipped[name] = f"of type {kind:.40}; --mask {name}={name} stores it"
             continue
         parts, texts = [], set[Any]()
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         for part in arrow.parts(name):
             parts.append(pa.table({name: part}))
-            if is_text and name not in needed:
+            if name not in needed and kind in ("string", "large_string"):
                 texts.update(part.unique().to_pylist())
             if len(texts) > MAX_CATEGORIES:
                 skipped[name] = f"more than {MAX_CATEGORIES:,} texts"
                 break
         else:
             try:
-                column = pa.concat_tables(parts, promote_options="permissive").column(name)
+                whole = pa.concat_tables(parts, promote_options="permissive")
             except pa.ArrowException as error:
-                raise SourceError(
-                    f"{arrow.place} and others have different types in column {name!r:.80}: "
-                    f"{error}. Build them one by one."
-                ) from error
-            table[name] = _plain(column)
+                raise SourceError(f"{arrow.place}: the files do not fit: {error}.") from error
+            table[name] = _plain(whole.column(name))
     return table, skipped
 
 
 def _plain(column: Any) -> Sequence[Any] | np.ndarray:
     """Return the values of a column as an array, if they are numbers or lists of one length."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    kind = column.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return np.asarray(column.to_numpy())
-    if is_list and column.null_count == 0 and len(column):
-        inner, lengths = pc.list_flatten(column), pc.list_value_length(column)
-        is_even = pc.min(lengths).as_py() == pc.max(lengths).as_py() != 0
-        is_plain = pa.types.is_integer(inner.type) or pa.types.is_floating(inner.type)
-        if is_even and is_plain and inner.null_count == 0:
-            return np.asarray(inner.to_numpy()).reshape(len(column), -1)
+    inner, shape = column, [len(column)]
+    if "list" in str(column.type) and column.null_count == 0 and len(column):
+        lengths = pc.min_max(pc.list_value_length(column))
+        if lengths["min"] == lengths["max"]:
+            inner, shape = pc.list_flatten(column), [len(column), lengths["max"].as_py()]
+    are_numbers = str(inner.type).startswith(("int", "uint", "float", "double", "halffloat"))
+    if are_numbers and inner.null_count == 0 and all(shape):
+        return np.asarray(inner.to_numpy()).reshape(shape)
     return list(column.to_pylist())
 
 
-def _features(schema: Any) -> Mapping[str, Any]:
+def _features(schema: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return what Hugging Face's library wrote about the columns, or nothing."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, ValueError, TypeError):
+        return {name: each for name, each in features.items() if isinstance(each, dict)}
+    except (KeyError, ValueError, TypeError, AttributeError):
         return {}
-    return features if isinstance(features, dict) else {}
 
 
-def _class_names(features: Mapping[str, Any], name: str) -> list[str]:
+def _class_names(features: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
     """Return the texts that a column of type ClassLabel counts into, or nothing."""
-    feature = features.get(name)
-    names = feature.get("names") if isinstance(feature, dict) else None
-    is_label = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-    return [str(text) for text in names] if is_label and isinstance(names, list) else []
+    feature = features.get(name, {})
+    is_label = feature.get("_type") == "ClassLabel"
+    return [*map(str, feature.get("names") or ())] if is_label else []
 
 
-def _image_column(arrow: _Arrow, used: set[str]) -> str:
+def _image_column(
+    arrow: _Arrow, features: Mapping[str, Mapping[str, Any]], used: Sequence[str]
+) -> str:
     """Return the column with the images, which is none of those that are used otherwise."""
-    fields = {field.name: str(field.type) for field in arrow.schema if field.name not in used}
-    marked = [
-        name
-        for name, feature in arrow.features.items()
-        if isinstance(feature, dict) and feature.get("_type") == "Image" and name in fields
-    ]
-    named = [name for name in IMAGE_NAMES if name in fields]
-    holds_bytes = [name for name, kind in fields.items() if kind in ("binary", "large_binary")]
-    structs = [name for name, kind in fields.items() if kind.startswith("struct<")]
-    if len(marked) == 1 or named:
-        return str(marked[0] if len(marked) == 1 else named[0])
-    found = next((each for each in (holds_bytes, structs) if len(each) == 1), [])
-    if not found:
-        raise SourceError(
-            f"{arrow.place}: the column with the images is not clear among "
-            f"{listed(arrow.schema.names)}. Name it with --image (image=… in Python)."
-        )
-    return str(found[0])
-
-
-def _paths_in(files: Sequence[tuple[Path, Any]], image: str) -> list[str] | None:
-    """Return the paths beside the bytes of images, if all have one of their own."""
-    import pyarrow.compute as pc
-
-    kind = files[0][1].schema_arrow.field(image).type
-    if not str(kind).startswith("struct<") or "path" not in [field.name for field in kind]:
-        return None
-    parts = _parts(files, f"{image}.path")
-    paths = [path for part in parts for path in pc.struct_field(part, "path").to_pylist()]
-    return paths if all(paths) and len({*paths}) == len(paths) else None
+    kinds = {field.name: str(field.type) for field in arrow.schema if field.name not in used}
+    marked = [name for name in kinds if features.get(name, {}).get("_type") == "Image"]
+    named = [name for name in IMAGE_NAMES if name in kinds]
+    holds_bytes = [name for name, kind in kinds.items() if kind in ("binary", "large_binary")]
+    structs = [name for name, kind in kinds.items() if kind.startswith("struct<")]
+    for found in (marked, named[:1], holds_bytes, structs):
+        if len(found) == 1:
+            return str(found[0])
+    raise SourceError(
+        f"{arrow.place}: the column with the images is not clear among "
+        f"{listed(arrow.schema.names)}. Name it with --image (image=… in Python)."
+    )
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -258,28 +220,22 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-def _checked_schema(files: Sequence[tuple[Path, Any]]) -> tuple[Any, Mapping[str, Any]]:
-    """Return the schema of all files. Raises SourceError if their columns or classes differ."""
-    first_path, first = files[0]
-    features = _features(first.schema_arrow)
+def _check_columns(files: Sequence[tuple[Path, Any]]) -> None:
+    """Raise SourceError if files have other columns than the first, or other names of classes."""
+    expected = None
     for path, file in files:
-        names, expected = file.schema_arrow.names, first.schema_arrow.names
-        if names != expected:
-            raise SourceError(
-                f"{path} has the columns {listed(names)}, but {first_path} has {listed(expected)}. "
-                "Build them one by one.",
-                path=path,
-            )
-        for name in names:
-            other, own = (_class_names(_features(f.schema_arrow), name) for f in (file, first))
-            if other != own:
+        schema = file.schema_arrow
+        features = _features(schema)
+        found = {name: _class_names(features, name) for name in schema.names}
+        expected = found if expected is None else expected
+        for name in dict.fromkeys([*expected, *found]):
+            if found.get(name) != expected.get(name):
                 raise SourceError(
-                    f"{path}: {name!r:.80} counts into {listed(other, 5)}, but in {first_path} "
-                    f"into {listed(own, 5)}, so the same numbers mean others. Build them one by "
-                    "one, each with the same list of --classes.",
+                    f"{path} and {files[0][0]} differ in the column {name!r:.80}: one lacks it, or "
+                    "its numbers count into other classes. Build them one by one, each with the "
+                    "same list of --classes.",
                     path=path,
                 )
-    return first.schema_arrow, features
 
 
 def _groups(files: Sequence[tuple[Path, Any]]) -> list[_RowGroup]:
@@ -293,11 +249,18 @@ def _groups(files: Sequence[tuple[Path, Any]]) -> list[_RowGroup]:
     return groups
 
 
-def _rows_of(files: Sequence[tuple[Path, Any]]) -> list[tuple[str, int]]:
-    """Return what keys call the files, and how many rows they have."""
+def _keys(files: Sequence[tuple[Path, Any]], image: str) -> list[str]:
+    """Return the paths beside the bytes of images if all have one of their own, else numbers."""
+    kind = str(files[0][1].schema_arrow.field(image).type)
+    if kind.startswith("struct<") and "path: " in kind:
+        parts = _parts(files, f"{image}.path")
+        paths = [path["path"] for part in parts for path in part.to_pylist()]
+        if all(paths) and len({*paths}) == len(paths):
+            return paths
     names = [path.name for path, _ in files]
     names = names if len({*names}) == len(names) else [str(path) for path, _ in files]
-    return [(name, file.metadata.num_rows) for name, (_, file) in zip(names, files, strict=True)]
+    rows = [range(file.metadata.num_rows) for _, file in files]
+    return [f"{name}/{row}" for name, numbers in zip(names, rows, strict=True) for row in numbers]
 
 
 def _parts(files: Sequence[tuple[Path, Any]], name: str) -> Iterator[Any]:
@@ -346,34 +309,32 @@ class _Cursor:
         self, path: Path, group: _RowGroup, column: str, previous: "_Cursor | None"
     ) -> None:
         self._process, self._group, self._path = os.getpid(), group, path
-        is_open = previous is not None and previous._is_of(path)
+        # Reading the metadata of a file takes long. A file from before a fork is not shared.
+        is_open = previous and (previous._process, previous._path) == (self._process, path)
         self._file: Any = previous._file if previous and is_open else _open(path)
         self._batches = self._file.iter_batches(
             _ROWS_AT_A_TIME, row_groups=[group.number], columns=[column], use_threads=False
         )
-        self._start, self._rows, self._damage = group.first, None, ""
-
-    def _is_of(self, path: Path) -> bool:
-        """Return whether this process has opened a file: reading its metadata takes long."""
-        return self._process == os.getpid() and self._path == path
+        self._start, self._damage = group.first, ""
+        self._rows: Any = ()
 
     def can_reach(self, group: _RowGroup, row: int) -> bool:
         """Return whether this process can read a row without going back."""
-        return self._process == os.getpid() and self._group == group and row >= self._start
+        return (self._process, self._group) == (os.getpid(), group) and row >= self._start
 
     def read(self, row: int) -> Any:
         """Return a value. Raises DecodeError."""
-        while self._rows is None or row >= self._start + len(self._rows):
+        while row >= self._start + len(self._rows):
             if self._damage:
                 raise DecodeError(f"{self._path.name} is damaged: {self._damage}")
             try:
-                batch = next(self._batches)
+                rows = next(self._batches).column(0)
             except (OSError, ValueError, StopIteration) as error:  # pyarrow's errors are of these
                 self._damage = str(error) or "rows are missing"
                 continue
-            self._start += 0 if self._rows is None else len(self._rows)
-            self._rows = batch
-        return self._rows.column(0)[row - self._start].as_py()
+            self._start += len(self._rows)
+            self._rows = rows
+        return self._rows[row - self._start].as_py()
 
 
 class HuggingFaceRows(Contents):

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from memload.errors import BuildError, DependencyError, SourceError, describe_error
-from memload.sources.archives import arranged, by_folder, chosen_images, note_others
+from memload.sources.archives import arranged, by_folder, images_in
 from memload.sources.columns import Columns
 from memload.sources.contents import Contents
 from memload.sources.samples import Reading, Samples
@@ -46,10 +46,8 @@ def open_url(url: str, reading: Reading) -> Samples:
     'cat/1.jpg'
     """
     found = _retried(lambda: _list(url), f"{url} cannot be listed")
-    images = chosen_images(found, reading, url)
     columns = Columns()
-    note_others(columns, [*({*found} - {*images})], url)
-    names = arranged(by_folder(images), columns, url)
+    names = arranged(images_in(by_folder(found), reading, columns, url), columns, url)
     keys = Keys.of(names)
     # A name with %20 or ? in it is quoted in the path, and one with a space too.
     paths = Keys.of([found[name] for name in names]) if url.startswith("http") else None

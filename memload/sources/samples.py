@@ -1,6 +1,7 @@
 """The samples of a source: their names, their columns, and where their images are."""
 
 import copy
+import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,7 +74,7 @@ class Extra(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """How a source is read. `open_source` explains the options."""
+    """How a source is read. `memload.open_source` explains the options."""
 
     image: str | None = None
     label: str | None = None
@@ -86,18 +87,27 @@ class Reading:
     boxes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def entries(self) -> Mapping[str, str]:
-        """What in the source the masks and other arrays are, by their names."""
-        return {**self.masks, **self.arrays}
-
-    def kind_of(self, name: str) -> Kind:
-        """Return whether this is a mask or another array."""
-        return "mask" if name in self.masks else "array"
+    def entries(self) -> dict[str, tuple[Kind, str]]:
+        """The kinds of masks and other arrays, and what in the source they are, by name."""
+        masks: dict[str, tuple[Kind, str]] = {name: ("mask", m) for name, m in self.masks.items()}
+        return masks | {name: ("array", text) for name, text in self.arrays.items()}
 
     @property
-    def endings(self) -> tuple[str, ...]:
-        """The extensions of images, in lower case."""
-        return tuple(extension.lower() for extension in self.extensions)
+    def moving(self) -> list[str]:
+        """The names of points and boxes, which move with the image."""
+        return [*self.points, *self.boxes]
+
+
+def named(argument: str, given: Any) -> dict[str, Any]:
+    """Return what is given by name: a mapping, or a list of names. Raises TypeError for a text.
+
+    >>> named("masks", ["seg"]), named("points", {"marks": "x*,y*", "nose": ""})
+    ({'seg': 'seg'}, {'marks': 'x*,y*', 'nose': 'nose'})
+    """
+    if isinstance(given, (str, os.PathLike)):
+        raise TypeError(f"{argument} must be a list, or a mapping such as {{'name': {given!r}}}.")
+    pairs = given if isinstance(given, Mapping) else dict.fromkeys(given, "")
+    return {name: name if value == "" else value for name, value in pairs.items()}
 
 
 @dataclass
@@ -130,11 +140,6 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.keys)
-
-    @property
-    def root(self) -> Path | str | None:
-        """The folder or URL of the images, for messages."""
-        return getattr(self.images, "root", None)
 
     def __getitem__(self, row: int) -> Record:
         return self._record(row, self.images[row])
@@ -206,7 +211,8 @@ class Samples:
 
     # ---------------------------------------------------------------------------- other samples
 
-    def _changed(self, **fields: Any) -> Self:
+    def changed(self, **fields: Any) -> Self:
+        """Return the same samples with other fields."""
         other = copy.copy(self)
         vars(other).update(fields)
         return other
@@ -216,7 +222,7 @@ class Samples:
         values = {name: each[rows] for name, each in self.columns.values.items()}
         is_sorted = bool((rows[1:] > rows[:-1]).all())
         starts = np.unique(np.searchsorted(rows, self.group_starts)).tolist() if is_sorted else []
-        return self._changed(
+        return self.changed(
             keys=self.keys.take(rows),
             images=self.images.take(rows),
             columns=replace(self.columns, values=values),
@@ -234,7 +240,7 @@ class Samples:
 
     def with_note(self, *notes: str) -> Self:
         """Return the same samples with further notes."""
-        return self._changed(columns=replace(self.columns, notes=[*self.notes, *notes]))
+        return self.changed(columns=replace(self.columns, notes=[*self.notes, *notes]))
 
     def with_classes(self, classes: Sequence[str]) -> Self:
         """Return the same samples with labels that count into these classes.
@@ -247,16 +253,12 @@ class Samples:
                 "A list of classes is given, but there are no labels that count into it. Name the "
                 "labels with --label (label=… in Python)."
             )
-        columns = replace(self.columns, classes=list(classes), are_parts=False)
-        if self.classes is not None:
-            columns.values = self._renumbered(translation(self.classes, classes))
-        return self._changed(columns=columns, options={**self.options, "classes": [*classes]})
-
-    def _renumbered(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        labels = self.columns.values["label"]
-        is_known = (labels >= 0) & (labels < len(numbers))
-        translated = np.where(is_known, numbers[np.where(is_known, labels, 0)], labels)
-        return {**self.columns.values, "label": translated}
+        columns, values = replace(self.columns, classes=list(classes)), dict(self.columns.values)
+        if self.classes is not None and "label" in values:
+            labels, numbers = values["label"], translation(self.classes, classes)
+            is_known = (labels >= 0) & (labels < len(numbers))
+            values["label"] = np.where(is_known, numbers[np.where(is_known, labels, 0)], labels)
+        return self.changed(columns=replace(columns, values=values))
 
     def with_files(self, name: str, kind: Kind, folder: str | Path) -> Self:
         """Return the same samples with masks or other arrays from a folder, by their names.
@@ -277,17 +279,13 @@ class Samples:
             )
         own_names = self.images.names if isinstance(self.images, Files) else self.keys
         files, notes = _found_files(folder, name, kind, own_names)
-        _check_not_images(self.images, folder, own_names)
-        contents = Files(folder, Keys.of(files))
-        columns = replace(self.columns, notes=[*self.notes, *notes])
-        options = {**self.options, name: folder.absolute().name}
-        return self.with_extra(name, kind, contents)._changed(columns=columns, options=options)
+        if isinstance(self.images, Files):
+            _check_not_images(self.images, folder)
+        return self.with_extra(name, kind, Files(folder, Keys.of(files))).with_note(*notes)
 
     def with_extra(self, name: str, kind: Kind, contents: Contents) -> Self:
         """Return the same samples with masks or other arrays."""
-        if name in self.extras or name in self.schema or name == "image":
-            raise SourceError(f"{name!r:.80} is the name of something else. Choose another one.")
-        return self._changed(extras={**self.extras, name: Extra(kind, contents)})
+        return self.changed(extras={**self.extras, name: Extra(kind, contents)})
 
 
 def translation(own: Sequence[str], classes: Sequence[str]) -> np.ndarray:
@@ -307,15 +305,10 @@ def _found_files(
 ) -> tuple[list[str], list[str]]:
     """Return the file of each key, or "", and notes. Raises SourceError."""
     if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise SourceError(f"{folder} {what}. Check the path.", path=folder)
+        raise SourceError(f"{folder} is no folder. Check the path.", path=folder)
     endings = EXTENSIONS_OF_KIND[kind]
-    files = sorted(
-        f"{inner}/{file}".lstrip("/")
-        for inner, names in walk(folder)
-        for file in names
-        if file.lower().endswith(endings)
-    )
+    paths = (f"{inner}/{file}".lstrip("/") for inner, names in walk(folder) for file in names)
+    files = sorted(path for path in paths if path.lower().endswith(endings))
     try:
         positions = match(keys, files)
     except ValueError as error:
@@ -323,11 +316,11 @@ def _found_files(
             f"{folder}: {error}. Sort these files into folders as the images are.", path=folder
         ) from None
     if not (positions >= 0).any():
-        first = f"the first file is {files[0]}" if files else f"no file ends in {' '.join(endings)}"
         raise SourceError(
-            f"{folder} has no file of any image: the first image is {keys[0]}, and {first}. The "
-            "file of an image has its name and another extension. If names differ otherwise, list "
-            f"both in a table (--{kind} {name}=COLUMN).",
+            f"{folder} has no file of any image: the first image is {keys[0]}, and its first file "
+            f"of {' '.join(endings)} is {listed(files[:1]) or 'missing'}. The file of an image has "
+            "its name and another extension. If names differ otherwise, list both in a table "
+            f"(--{kind} {name}=COLUMN).",
             path=folder,
         )
     unused = np.setdiff1d(np.arange(len(files)), positions).tolist()
@@ -335,26 +328,21 @@ def _found_files(
     note = (
         f"{name}: {len(unused):,} of {len(files):,} files in {folder} belong to no image: {shown}"
     )
-    return [files[p] if p >= 0 else "" for p in positions.tolist()], [note] if unused else []
+    return [files[p] if p >= 0 else "" for p in positions.tolist()], [note] * bool(unused)
 
 
-def _check_not_images(images: Contents, folder: Path, names: Sequence[str]) -> None:
+def _check_not_images(images: Files, folder: Path) -> None:
     """Raise SourceError if files of a folder of masks are among the images."""
-    if not isinstance(images, Files) or not folder.resolve().is_relative_to(images.root.resolve()):
-        return
-    inner = folder.resolve().relative_to(images.root.resolve()).as_posix()
-    prefix = "" if inner == "." else f"{inner}/"
-    taken = next((name for name in names if name.startswith(prefix) and _is_mask(name)), None)
-    if taken is not None:
+    prefix = os.path.relpath(folder.resolve(), images.root.resolve())
+    prefix = "" if prefix == "." else f"{prefix}/"
+    endings = EXTENSIONS_OF_KIND["mask"]
+    taken = (name for name in images.names if name.startswith(prefix))
+    if name := next((name for name in taken if name.lower().endswith(endings)), None):
         raise SourceError(
-            f"{folder} lies within the images, so that {taken} would be an image. Move it out of "
+            f"{folder} lies within the images, so that {name} would be an image. Move it out of "
             f"{images.root}, or name the extensions of the images, such as --extensions .jpg.",
             path=folder,
         )
-
-
-def _is_mask(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS_OF_KIND["mask"])
 
 
 def check_labels(samples: Samples) -> None:
@@ -373,12 +361,11 @@ def check_labels(samples: Samples) -> None:
 
 def refuse_splits(samples: Samples) -> None:
     """Raise SourceError if the classes are parts of a data set, such as ``train`` and ``val``."""
-    classes = samples.classes
-    if not classes or not (samples.columns.are_parts or are_splits(classes)):
-        return
-    have = ", which have the same subfolders" if samples.columns.are_parts else ""
-    remedy = samples.columns.part_remedy or "Build each of them by itself."
-    raise SourceError(
-        f"The classes would be {listed(classes, 5)}{have}: these look like parts of a data set. "
-        f"{remedy} If they are classes, say --classes {','.join(classes)}."
-    )
+    columns = samples.columns
+    if columns.classes and (columns.are_parts or are_splits(columns.classes)):
+        have = ", which have the same subfolders" if columns.are_parts else ""
+        raise SourceError(
+            f"The classes would be {listed(columns.classes, 5)}{have}: these look like parts of a "
+            f"data set. {columns.part_remedy or 'Build each of them by itself.'} If they are "
+            f"classes, say --classes {','.join(columns.classes)}."
+        )

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,62 +47,104 @@ def open_table(path: str | Path, reading: Reading) -> Samples:
     if root is None:
         root = str(path).rpartition("/")[0] if is_url(path) else Path(path).parent
     image = reading.image or image_column(table, notes)
-    names = file_names(table, image, path)
-    _check_images(path, root, names)
+
+    def files(text: str) -> Files | Urls:
+        names = Keys.of(file_names(table, text, path))
+        return Urls(str(root).rstrip("/"), names) if is_url(root) else Files(Path(root), names)
+
+    images = files(image)
+    _check_images(path, images)
     others = {name: cells for name, cells in table.items() if name != image}
-    is_exported = image == PATH and KEY in table
     values, skipped = typed(path, others, reading.label)
-    images = _files(root, names)
     samples = table_samples(
+        Samples(images.names, images),
         values,
-        [*map(str, others[KEY])] if is_exported else images.names,
-        images,
-        lambda text: _files(root, file_names(table, text, path)),
-        reading,
+        files,
+        replace(reading, where={}),  # the lines are chosen already
         path,
         skipped=skipped,
-        is_exported=is_exported,
+        is_exported=image == PATH and KEY in table,
     )
-    remedy = "Name the column of the classes with --label, and build each part with --where."
-    samples.columns.part_remedy = remedy
     return samples.with_note(*notes)
 
 
 def table_samples(
-    values: Table,
-    keys: Sequence[str],
-    images: Contents,
-    open_entry: Callable[[str], Contents],
+    samples: Samples,
+    table: Table,
+    contents: Callable[[str], Contents],
     reading: Reading,
     place: object,
-    **options: Any,
+    *,
+    class_names: Mapping[str, Sequence[str]] | None = None,
+    is_exported: bool = False,
+    skipped: Mapping[str, str] | None = None,
 ) -> Samples:
-    """Return the samples of a table.
+    """Return samples with the columns of a table, and with masks and other arrays.
 
     Args:
-        values: Its columns, but for that of the images.
-        keys: The names of the samples.
-        images: Their images.
-        open_entry: Returns the contents of a mask or an array, by its column or template.
-        reading: How it is read.
-        place: What the table is called in messages.
-        options: Further arguments of `columns_of`.
+        samples: Names and images of all rows.
+        table: The values of the other columns.
+        contents: Returns a mask or another array of all rows, by its column or template.
+        reading: How the table is read.
+        place: What it is called in messages.
+        class_names: The texts that columns of numbers count into.
+        is_exported: Whether ``memload export`` has written it: a column has the names then.
+        skipped: Columns that could not be read, and why.
     """
-    left_out = {*reading.entries.values(), *[KEY] * bool(options.get("is_exported"))}
+    if is_exported:
+        samples = samples.changed(keys=Keys.of([*map(str, table[KEY])]))
+    for name, (kind, text) in reading.entries.items():
+        samples = samples.with_extra(name, kind, contents(text))
+    left_out = {*(text for _, text in reading.entries.values()), *[KEY] * is_exported}
     try:
+        if reading.where:
+            table, rows = selected(table, reading.where, class_names)
+            samples = samples.take(rows)
         columns = columns_of(
-            {name: values[name] for name in values if name not in left_out},
+            {name: table[name] for name in table if name not in left_out},
             label=reading.label,
+            class_names=class_names,
             points=reading.points,
             boxes=reading.boxes,
-            **options,
+            skipped=skipped,
+            is_exported=is_exported,
         )
     except SourceError as error:
         raise SourceError(f"{place}: {error}") from None
-    samples = Samples(keys if isinstance(keys, Keys) else Keys.of(keys), images, columns)
-    for name, text in reading.entries.items():
-        samples = samples.with_extra(name, reading.kind_of(name), open_entry(text))
-    return samples
+    columns.part_remedy = (
+        "Name the column of the classes with --label, and build each part with --where."
+    )
+    return samples.changed(columns=columns)
+
+
+def selected(
+    table: Table, where: Mapping[str, Any], texts: Mapping[str, Sequence[str]] | None = None
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the columns of a table, and the rows, int64, that have these values.
+
+    Values are compared as texts. A list stands for any of its values. ``texts`` are those that
+    columns of numbers count into. Raises SourceError for a column that there is not, and if no row
+    is left.
+
+    >>> selected({"id": [1, 2, 3], "split": ["a", "b", "b"]}, {"split": "b"})
+    ({'id': [2, 3], 'split': ['b', 'b']}, array([1, 2]))
+    """
+    rows = np.arange(len(next(iter(table.values()), ())))
+    for name, wanted in where.items():
+        if name not in table:
+            raise SourceError(f"there is no column {name!r:.80}, only {listed(table)}.")
+        several = {*map(str, wanted if isinstance(wanted, (list, tuple, set)) else [wanted])}
+        own = (texts or {}).get(name)
+        values = [str(own[value] if own else value) for value in _taken(table[name], rows)]
+        rows = rows[np.array([value in several for value in values], bool)]
+    if not len(rows):
+        chosen = " and ".join(f"{name}={wanted}" for name, wanted in where.items())
+        raise SourceError(f"there are no images with {chosen}. Check these values.")
+    return {name: _taken(values, rows) for name, values in table.items()}, rows
+
+
+def _taken(values: Any, rows: np.ndarray) -> Any:
+    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
 
 
 def file_names(table: Table, text: str, place: object) -> list[str]:
@@ -133,11 +176,6 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _files(root: str | Path, names: Sequence[str]) -> Files | Urls:
-    keys = Keys.of(names)
-    return Urls(str(root).rstrip("/"), keys) if is_url(root) else Files(Path(root), keys)
-
-
 def image_column(table: Table, notes: list[str]) -> str:
     """Return the column with the paths of the images, if none was named."""
     if PATH in table:
@@ -149,24 +187,17 @@ def image_column(table: Table, notes: list[str]) -> str:
     return found[0] if found else names[0]
 
 
-def _check_images(path: str | Path, root: str | Path, names: Sequence[str]) -> None:
-    """Raise SourceError if the first images are not where the table says, or at URLs."""
-    if not is_url(root) and not Path(root).is_dir():
-        raise SourceError(f"The folder of the images, {root}, does not exist. Check --root.")
-    if "://" in names[0]:
-        raise SourceError(
-            f"{path} lists URLs, such as {names[0]:.200}. Write what follows their common "
-            "beginning into the table, and that URL as --root.",
-            path=path,
-        )
-    first = [] if is_url(root) else [Path(root) / name for name in names[:3]]
-    if first and not any(map(os.path.lexists, first)):
-        raise SourceError(
-            f"{path}: the first images are missing, such as {first[0]}. Say where they are: with "
-            "--root, with the column of their paths (--image COLUMN), or with a template such as "
-            "--image 'images/{id}.jpg'.",
-            path=path,
-        )
+def _check_images(path: str | Path, images: Files | Urls) -> None:
+    """Raise SourceError if the first images are not where the table says."""
+    if isinstance(images, Files):
+        first = [images.root / name for name in images.names[:3]]
+        if not any(map(os.path.lexists, first)):
+            raise SourceError(
+                f"{path}: the first images are missing, such as {first[0]}. Say where they are: "
+                "with --root, which may be a URL, with the column of their paths (--image COLUMN), "
+                "or with a template such as --image 'images/{id}.jpg'.",
+                path=path,
+            )
 
 
 # ----------------------------------------------------------------------------------------- reading
@@ -182,23 +213,19 @@ def read_table(
     >>> read_table("pets.csv", {"split": "train"}, [])  # doctest: +SKIP
     {'path': ['1.jpg', '2.jpg'], 'split': ['train', 'train'], 'age': ['3', '5']}
     """
-    place = str(path)
+    table: dict[str, Sequence[Any]]
     try:
         with _opened(path) as file:
-            table: dict[str, Sequence[Any]] = {}
-            table |= _read_json(file, where) if _is_json(path) else _read_cells(file, where, notes)
+            table = {**(_read_json(file) if _is_json(path) else _read_cells(file, notes))}
+        if not table:
+            raise ValueError("it lists no images, below a line with the names of columns")
+        return selected(table, where)[0] if where else table
     except UnicodeDecodeError as error:
-        raise SourceError(f"{place} is not in UTF-8: {error}. Save it as UTF-8.") from error
+        raise SourceError(f"{path} is not in UTF-8: {error}. Save it as UTF-8.") from error
     except (OSError, ValueError, csv.Error, RecursionError) as error:
-        raise SourceError(f"{place} cannot be read: {error}.", path=place) from error
-    if not table or not len(next(iter(table.values()))):
-        chosen = " and ".join(f"{name}={text}" for name, text in where.items())
-        raise SourceError(
-            f"{place} lists no images{f' with {chosen}' if chosen else ''}. Give a table with a "
-            "line for each image, below one with the names of columns.",
-            path=place,
-        )
-    return table
+        raise SourceError(f"{path} cannot be read: {error}.", path=str(path)) from error
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from None
 
 
 def _is_json(path: object) -> bool:
@@ -214,7 +241,7 @@ def _opened(path: str | Path) -> io.TextIOBase:
     return path.open(newline="", encoding="utf-8-sig")
 
 
-def _read_json(file: Iterator[str], where: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _read_json(file: Iterator[str]) -> dict[str, list[Any]]:
     """Read JSON lines, such as Hugging Face's ``metadata.jsonl``."""
     table: dict[str, list[Any]] = {}
     rows = 0
@@ -227,8 +254,6 @@ def _read_json(file: Iterator[str], where: Mapping[str, Any]) -> dict[str, list[
             raise ValueError(f"line {number} is no JSON: {error}") from None
         if not isinstance(entries, dict):
             raise ValueError(f'line {number} is no object, such as {{"file_name": "1.jpg"}}')
-        if any(str(entries.get(name)) != str(text) for name, text in where.items()):
-            continue
         for name, value in entries.items():
             if name not in table:
                 table[name] = [None] * rows
@@ -240,20 +265,18 @@ def _read_json(file: Iterator[str], where: Mapping[str, Any]) -> dict[str, list[
     return table
 
 
-def _read_cells(
-    file: io.TextIOBase, where: Mapping[str, Any], notes: list[str]
-) -> dict[str, list[str]]:
+def _read_cells(file: io.TextIOBase, notes: list[str]) -> dict[str, list[str]]:
     """Read CSV, with a line of column names."""
     first = file.readline()
     delimiter = max(DELIMITERS, key=first.count)
     (header,) = csv.reader([first], delimiter=delimiter, skipinitialspace=True) if first else [[]]
-    header = _checked_header([name.strip() for name in header], where)
+    header = [name.strip() for name in header]
+    _check_header(header)
     if "" in header:
         notes.append(
             "left out a column without a name, as pandas writes for the index; "
             "to_csv(index=False) leaves it out"
         )
-    kept = [(header.index(name), str(text)) for name, text in where.items()]
     reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=delimiter)
     rows: list[list[str]] = []
     for row in reader:
@@ -263,24 +286,19 @@ def _read_cells(
             raise ValueError(
                 f"line {reader.line_num + 1} has {len(row)} cells, and the first line {len(header)}"
             )
-        if all(row[column].strip() == text for column, text in kept):
-            rows.append(row)
+        rows.append(row)
     columns = zip(header, zip(*rows, strict=True), strict=True) if rows else ()
     return {name: [cell.strip() for cell in cells] for name, cells in columns if name}
 
 
-def _checked_header(header: list[str], where: Mapping[str, Any]) -> list[str]:
-    """Return the names of columns. Raises ValueError."""
+def _check_header(header: Sequence[str]) -> None:
+    """Raise ValueError if the first line does not name the columns, or two have one name."""
     if image := next((name for name in header if name.lower().endswith(EXTENSIONS)), None):
         raise ValueError(
             f"the first line has an image ({image}). Put a line such as 'path,label' above it"
         )
-    named = [name for name in header if name]
-    if twice := {name for name in named if named.count(name) > 1}:
+    if twice := {name for name in header if name and header.count(name) > 1}:
         raise ValueError(f"two columns are called {min(twice)!r:.80}. Rename one")
-    if unknown := [name for name in where if name not in named]:
-        raise ValueError(f"there is no column {unknown[0]!r:.80}, only {listed(named)}")
-    return header
 
 
 def typed(path: object, table: Table, label: str | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -290,14 +308,14 @@ def typed(path: object, table: Table, label: str | None) -> tuple[dict[str, Any]
     """
     if _is_json(path):
         return dict(table), {}
-    values: dict[str, Any] = {name: _values(list(cells)) for name, cells in table.items()}
+    values = {name: numbers_or_texts(cells) for name, cells in table.items()}
     skipped: dict[str, str] = {}
     for name, cells in table.items():
         is_text = isinstance(values[name], list) and name not in (label, *LABEL_NAMES)
         if is_text and 2 * sum(map(_is_number, cells[:100])) > len(cells[:100]):
-            wrong = next((cell for cell in cells if cell and not _is_number(cell)), None)
-            if wrong is not None:
-                skipped[name] = f"{wrong!r:.40} is not a number"
+            wrong = (cell for cell in cells if cell and not _is_number(cell))
+            if cell := next(wrong, None):
+                skipped[name] = f"{cell!r:.40} is not a number"
                 del values[name]
     return values, skipped
 
@@ -309,8 +327,13 @@ def _is_number(cell: Any) -> bool:
         return False
 
 
-def _values(cells: Sequence[str]) -> Any:
-    """Return the cells of a column as numbers, or else as texts. An empty cell is NaN."""
+def numbers_or_texts(cells: Any) -> Any:
+    """Return the cells of a column as numbers, or else as texts. An empty cell is NaN.
+
+    >>> numbers_or_texts(["3", "", "5.5"]), numbers_or_texts(["3", "cat"])
+    (array([3. , nan, 5.5]), ['3', 'cat'])
+    """
+    cells = list(cells)
     text = "".join(cells)
     if "_" in text or not text.isascii():  # Python would take 1_000 for a number
         return cells

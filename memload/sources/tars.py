@@ -2,22 +2,20 @@
 
 import json
 import os
-import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from memload.errors import SourceError
-from memload.sources.archives import arranged, by_folder, is_hidden, without_shared_folders
-from memload.sources.columns import LABEL_NAMES, Columns, columns_of
+from memload.sources.archives import arranged, by_folder, is_hidden, shared_folder
+from memload.sources.columns import Columns, label_among
 from memload.sources.contents import EXTENSIONS, EXTENSIONS_OF_KIND, Ranges
 from memload.sources.samples import Reading, Samples
-from memload.sources.tables import KEY
+from memload.sources.tables import KEY, numbers_or_texts, table_samples
 from memload.storage.keys import Keys
 
 #: A tar ends with a block of zeros of so many bytes. Data in the next so many bytes means that two
@@ -25,8 +23,6 @@ from memload.storage.keys import Keys
 _BLOCK_BYTES, _TAIL_BYTES = 512, 1 << 20
 #: What makes an extended header matter: another name or size, or a file with holes.
 _NOT_PLAIN = (b" path=", b" size=", b" GNU.")
-#: An extension that says what a file is, such as ``txt`` and ``depth.npy``, and does not number it.
-_KIND = re.compile(r"[a-z_]+(\.\w+)?")
 
 
 class _Member(NamedTuple):
@@ -37,26 +33,13 @@ class _Member(NamedTuple):
     size: int
 
 
-@dataclass
-class _Tar:
-    """What a tar has, and how much else. Texts and other arrays are found by stems."""
-
-    images: dict[str, _Member] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    objects: dict[str, str] = field(default_factory=dict)
-    arrays: dict[str, dict[str, _Member]] = field(default_factory=dict)
-    skipped: Counter[str] = field(default_factory=Counter)
-
-
 class _Sample(NamedTuple):
-    """The files of one stem: the image, then masks and other arrays; and what is in texts."""
+    """An image, and the files of its stem by extension; small files of texts as their bytes."""
 
     tar: int
-    stem: str
-    members: tuple[_Member | None, ...]
-    label: str | None
-    text: str | None  #: of its JSON
-    name: str  #: of the image
+    name: str  #: of the image, with its folders
+    image: _Member
+    files: Mapping[str, Any]
 
 
 def open_tars(paths: Sequence[Path], reading: Reading) -> Samples:
@@ -71,203 +54,161 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Samples:
     >>> open_tars([Path("00000.tar"), Path("00001.tar")], Reading()).keys[0]  # doctest: +SKIP
     '00000.tar/000123.jpg'
     """
-    tars = [_read_tar(path, reading) for path in paths]
-    samples = [sample for number, tar in enumerate(tars) for sample in _samples_of(tar, number)]
+    skipped, columns = Counter[str](), Columns()
+    samples = [
+        sample
+        for number, path in enumerate(paths)
+        for sample in _samples_of(number, _files(path, skipped), reading, skipped)
+    ]
     if not samples:
         raise SourceError(f"{paths[0]}: there are no images in it. Check the path.", path=paths[0])
-    (table, classes), folders = _entries(samples, reading.label), Columns()
+    table = _table(samples)
     is_exported = all(type(key) is str for key in table.get(KEY, [None]))
-    keys = table.pop(KEY) if is_exported else []
-    if not (is_exported or reading.label or any(name in table for name in LABEL_NAMES)):
-        samples, folders = _in_folders(samples, str(paths[0]))
-        table, _ = _entries(samples, None)
-        if folders.classes is not None:
-            table["label"] = [folders.classes[number] for number in folders.values["label"]]
-    columns = columns_of(
-        table,
-        label=reading.label,
-        class_names={"label": classes},
-        points=reading.points,
-        boxes=reading.boxes,
-        is_exported=is_exported,
-    )
-    columns.notes[:0] = folders.notes if folders.classes is not None else []
-    columns.are_parts = folders.are_parts
-    columns.part_remedy = "Unpack it, and build each of its folders by itself."
-    if skipped := sum((tar.skipped for tar in tars), Counter[str]()):
-        shown = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
-        columns.notes.append(f"skipped files in tars: {shown}")
-    keys = keys or _names(samples, paths)
-    return _with_arrays(
-        Samples(Keys.of(keys), _ranges(paths, samples, 0), columns), samples, reading
-    )
-
-
-def _names(samples: Sequence[_Sample], paths: Sequence[Path]) -> list[str]:
-    """Return the names of the tar and of the image, such as ``00000.tar/000123.jpg``."""
+    if not (is_exported or reading.label or label_among(table)):
+        samples = _in_folders(samples, columns, paths[0])
+        table = _table(samples)
+        if columns.classes:
+            labels = [columns.classes[number] for number in columns.values["label"]]
+            table["label"] = labels
     tars = [path.name for path in paths]
     tars = tars if len({*tars}) == len(tars) else [*map(str, paths)]
-    return [f"{tars[sample.tar]}/{sample.name}" for sample in samples]
-
-
-def _with_arrays(opened: Samples, samples: Sequence[_Sample], reading: Reading) -> Samples:
-    """Return samples with their masks and other arrays. Raises SourceError if there are none."""
-    assert isinstance(opened.images, Ranges)
-    for number, (name, ending) in enumerate(reading.entries.items(), 1):
-        kind = reading.kind_of(name)
-        if not any(sample.members[number] for sample in samples):
-            raise SourceError(
-                f"The tar files have no files for the {kind} {name!r}, such as "
-                f"{samples[0].stem}.{ending}.png. Check --{kind}."
-            )
-        opened = opened.with_extra(name, kind, _ranges(opened.images.paths, samples, number))
+    keys = Keys.of([f"{tars[sample.tar]}/{sample.name}" for sample in samples])
+    opened = table_samples(
+        Samples(keys, _ranges(paths, samples, [sample.image for sample in samples])),
+        table,
+        lambda entry: _extra_ranges(paths, samples, reading, entry),
+        reading,
+        paths[0],
+        is_exported=is_exported,
+    )
+    if columns.classes:
+        opened.columns.are_parts = columns.are_parts
+        opened.columns.part_remedy = "Unpack it, and build each of its folders by itself."
+        opened = opened.with_note(*columns.notes)
+    if skipped:
+        shown = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
+        opened = opened.with_note(f"skipped files in tars: {shown}")
     return opened
 
 
-def _ranges(paths: Sequence[Path], samples: Sequence[_Sample], number: int) -> Ranges:
-    """Return where the members with this number are."""
-    members = [sample.members[number] for sample in samples]
+def _ranges(
+    paths: Sequence[Path], samples: Sequence[_Sample], members: Sequence[_Member | None]
+) -> Ranges:
+    """Return where members of samples are."""
     places = [(-1, -1) if member is None else member[1:] for member in members]
     starts, sizes = np.array(places, np.int64).T
     return Ranges(paths, np.array([sample.tar for sample in samples], np.int32), starts, sizes)
 
 
-def _in_folders(samples: Sequence[_Sample], place: str) -> tuple[list[_Sample], Columns]:
-    """Return samples in the order of classes, which are their folders, and columns."""
+def _extra_ranges(
+    paths: Sequence[Path], samples: Sequence[_Sample], reading: Reading, entry: str
+) -> Ranges:
+    """Return where the files are that an extension names. Raises SourceError if there are none."""
+    endings = EXTENSIONS_OF_KIND["mask" if entry in reading.masks.values() else "array"]
+    names = [entry.lower(), *(f"{entry.lower()}{ending}" for ending in endings)]
+    found = [next(filter(None, map(sample.files.get, names)), None) for sample in samples]
+    if not any(found):
+        stem = samples[0].name.rpartition(".")[0]
+        raise SourceError(
+            f"The tar files have no files for {entry!r:.80}, such as {stem}.{entry}.png. Check "
+            "--mask or --array."
+        )
+    return _ranges(paths, samples, found)
+
+
+def _in_folders(samples: Sequence[_Sample], columns: Columns, place: Path) -> list[_Sample]:
+    """Return samples in the order of classes, which are their folders, and add labels."""
+    shared = len(shared_folder([sample.name for sample in samples]))
     samples_of: dict[str, list[_Sample]] = {}
-    short = without_shared_folders([sample.name for sample in samples])
-    for name, sample in zip(short, samples, strict=True):
+    for sample in samples:
+        name = sample.name[shared:]
         samples_of.setdefault(name, []).append(sample._replace(name=name))
-    columns = Columns()
-    in_order = [samples_of[name] for name in arranged(by_folder([*samples_of]), columns, place)]
+    in_order = [
+        samples_of[name] for name in arranged(by_folder([*samples_of]), columns, str(place))
+    ]
     if columns.classes is not None:
         columns.values["label"] = np.repeat(columns.values["label"], [*map(len, in_order)])
-    return [sample for several in in_order for sample in several], columns
+    return [sample for several in in_order for sample in several]
 
 
-def _entries(
-    samples: Sequence[_Sample], label: str | None
-) -> tuple[dict[str, list[Any]], list[str]]:
-    """Return what .cls and the JSON of all samples have, by name, and the names of classes.
-
-    None is missing. The names are those that the JSON has for all numbers in .cls.
-    """
-    table: dict[str, list[Any]] = {}
+def _table(samples: Sequence[_Sample]) -> dict[str, Any]:
+    """Return what .cls and the JSON of all samples have, by name. None is missing."""
+    table: dict[str, Any] = {}
     for row, sample in enumerate(samples):  # not a list of all objects: it takes 0.4 KB per sample
-        for name, value in _parse(sample).items():
+        if "json" not in sample.files:
+            continue
+        try:
+            entries = json.loads(sample.files["json"])
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"The JSON beside {sample.name} cannot be read: {error}.") from error
+        for name, value in entries.items() if isinstance(entries, dict) else ():
             if name not in table:
                 table[name] = [None] * len(samples)
             table[name][row] = value
-    if label is not None or all(sample.label is None for sample in samples):
-        return table, []
-    labels, names = _labels(samples), table.get("label", [None])
-    if not all(type(name) is str for name in names) or type(labels[0]) is str:
-        return {**table, "label": labels}, []
-    name_of = dict(zip(labels, names, strict=True))
-    classes = [name_of[number] for number in sorted(name_of)]
-    if [*sorted(name_of)] != [*range(len(name_of))] or len({*classes}) < len(classes):
-        return table, []  # some classes have no sample: their names count
-    return {**table, "label": labels}, classes
-
-
-def _parse(sample: _Sample) -> dict[str, Any]:
-    try:
-        entries = {} if sample.text is None else json.loads(sample.text)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"The JSON beside {sample.name} cannot be read: {error}.") from error
-    return entries if isinstance(entries, dict) else {}
-
-
-def _labels(samples: Sequence[_Sample]) -> list[Any]:
-    """Return the labels in .cls: integers if all are, else texts."""
-    texts = [(sample.label or "").strip() for sample in samples]
-    if "" in texts:
-        raise SourceError(
-            f"{texts.count(''):,} of {len(texts):,} samples have no label in a .cls file; the "
-            f"first is {samples[texts.index('')].name}. Add them, or remove all .cls files."
-        )
-    are_numbers = all(text.lstrip("+-").isdecimal() for text in texts)
-    return [int(text) for text in texts] if are_numbers else texts
+    if any("cls" in sample.files for sample in samples):
+        labels = [sample.files.get("cls", b"").decode("utf-8", "replace") for sample in samples]
+        table["label"] = numbers_or_texts([label.strip() for label in labels])
+    return table
 
 
 # ---------------------------------------------------------------------------------------- one file
 
 
-def _read_tar(path: Path, reading: Reading) -> _Tar:
-    """Return what a tar has. Raises SourceError."""
-    tar = _Tar(arrays={name: {} for name in reading.entries})
+def _files(path: Path, skipped: Counter[str]) -> dict[str, dict[str, Any]]:
+    """Return the files of each stem by extension. Of several of one name, the last counts.
+
+    Raises SourceError.
+    """
+    stems: dict[str, dict[str, Any]] = {}
     try:
         with path.open("rb") as file:
             for member in _members(path, file):
-                _take(tar, member, file.fileno(), reading)
+                folder, slash, name = member.name.rpartition("/")
+                stem, _, extension = name.partition(".")
+                if is_hidden(member.name):
+                    skipped["hidden files"] += 1
+                elif member.size < 0:
+                    skipped["links"] += 1
+                else:
+                    extension, files = (
+                        extension.lower(),
+                        stems.setdefault(folder + slash + stem, {}),
+                    )
+                    is_text = extension in ("cls", "json")
+                    files[extension] = (
+                        os.pread(file.fileno(), member.size, member.start) if is_text else member
+                    )
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}.", path=path) from error
-    return tar
+    return stems
 
 
-def _take(tar: _Tar, member: _Member, descriptor: int, reading: Reading) -> None:
-    """Add a member to what a tar has. Of several of one name, the last counts."""
-    stem, extension = _split(member.name)
-    last = f".{extension.rpartition('.')[2]}"
-    array = _array_of(extension, last, reading)
-    if is_hidden(member.name):
-        tar.skipped["hidden files"] += 1
-    elif member.size < 0:
-        tar.skipped["links"] += 1
-    elif array is not None:
-        if stem in tar.arrays[array]:
-            raise SourceError(f"There are two files of {stem} for {array!r}. Keep one of them.")
-        tar.arrays[array][stem] = member
-    elif extension in ("cls", "json"):
-        texts = tar.labels if extension == "cls" else tar.objects
-        texts[stem] = os.pread(descriptor, member.size, member.start).decode("utf-8", "replace")
-    elif last in EXTENSIONS and reading.image in (None, extension):
-        if member.name in tar.images:
-            tar.skipped["files whose name comes again"] += 1
-        tar.images[member.name] = member
-    else:
-        tar.skipped[f".{extension}" if _KIND.fullmatch(extension) else last] += 1
-
-
-def _array_of(extension: str, last: str, reading: Reading) -> str | None:
-    """Return the array that a file with this extension, such as ``mask.png``, belongs to."""
-    for name, entry in reading.entries.items():
-        is_kind = last in EXTENSIONS_OF_KIND[reading.kind_of(name)]
-        if extension == entry.lower() or (extension == f"{entry.lower()}{last}" and is_kind):
-            return name
-    return None
-
-
-def _samples_of(tar: _Tar, number: int) -> Iterator[_Sample]:
+def _samples_of(
+    number: int, stems: Mapping[str, dict[str, Any]], reading: Reading, skipped: Counter[str]
+) -> Iterator[_Sample]:
     """Yield the samples of a tar.
 
     Of several images of a stem, the first with a plain extension counts. If there is none, as with
-    ``cat.1.jpg`` and ``cat.2.jpg``, each is a sample, unless the stem has a label or an array.
+    ``cat.1.jpg`` and ``cat.2.jpg``, each is a sample, unless the stem has other files, too.
     """
-    names: dict[str, list[str]] = {}
-    for name in tar.images:
-        names.setdefault(_split(name)[0], []).append(name)
-    for stem, candidates in names.items():
-        beside = (tar.labels, tar.objects, *tar.arrays.values())
-        plain = [name for name in candidates if "." not in _split(name)[1]]
-        is_one = any(stem in found for found in beside)  # type: ignore[operator]
-        chosen = plain[:1] or (candidates[:1] if is_one else candidates)
-        for name in candidates:
-            if name not in chosen:
-                tar.skipped[f".{_split(name)[1]} beside another image"] += 1
-        arrays = [found.get(stem) for found in tar.arrays.values()]
-        for name in chosen:
-            texts = tar.labels.get(stem), tar.objects.get(stem)
-            yield _Sample(number, stem, (tar.images[name], *arrays), *texts, name)
-    if lost := len((tar.labels.keys() | tar.objects.keys()) - names.keys()):
-        tar.skipped["samples without an image"] += lost
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Return the stem, with its folder, and the extension without its dot, in lower case."""
-    folder, slash, file = name.rpartition("/")
-    stem, _, extension = file.partition(".")
-    return folder + slash + stem, extension.lower()
+    extras = [entry.lower() for _, entry in reading.entries.values()]
+    for files in stems.values():
+        others = {file for file in files for each in extras if f"{file}.".startswith(f"{each}.")}
+        images = [
+            each
+            for each in files
+            if f".{each}".endswith(EXTENSIONS)
+            and each not in others
+            and reading.image in (None, each)
+        ]
+        plain = [each for each in images if "." not in each]
+        chosen = plain[:1] or (images if len(images) == len(files) else images[:1])
+        for each in chosen:
+            yield _Sample(number, files[each].name, files[each], files)
+        if len(files) > len(chosen):
+            skipped.update(f".{each}" for each in files.keys() - {*chosen, *others, "cls", "json"})
+        if not chosen:
+            skipped["samples without an image"] += 1
 
 
 def _members(path: Path, file: Any) -> Iterator[_Member]:
@@ -287,22 +228,17 @@ def _members(path: Path, file: Any) -> Iterator[_Member]:
                 member = tar.next()
             end = tar.offset
     except (tarfile.TarError, EOFError) as error:
-        with path.open("rb") as start:
-            is_gzip = start.read(2) == b"\x1f\x8b"
-        problem = "is compressed" if is_gzip else f"is no tar file, or is truncated ({error})"
-        remedy = f"Unpack it with 'gunzip {path}'" if is_gzip else "Copy or download it again"
-        raise SourceError(f"{path} {problem}. {remedy}.", path=path) from error
-    mark, rest = (os.pread(file.fileno(), size, end) for size in (_BLOCK_BYTES, _TAIL_BYTES))
-    if mark != bytes(_BLOCK_BYTES):
         raise SourceError(
-            f"{path} is truncated or damaged: after {end:,} bytes there is neither a file nor the "
-            "mark of its end. Copy or download it again, or unpack and pack it anew.",
+            f"{path} is no tar file, or is compressed or truncated ({error}). Unpack it with "
+            "gunzip, or copy or download it again.",
             path=path,
-        )
-    if any(rest):
+        ) from error
+    mark, rest = (os.pread(file.fileno(), size, end) for size in (_BLOCK_BYTES, _TAIL_BYTES))
+    if mark != bytes(_BLOCK_BYTES) or any(rest):
         raise SourceError(
-            f"{path} has more data after the mark of its end, as if two tars had been joined. "
-            f"Unpack it with 'tar --ignore-zeros -xf {path}', and build the folder.",
+            f"{path}: after {end:,} bytes, there is neither a file nor the end. It is truncated or "
+            "damaged: copy or download it again. Or two tars were joined: unpack it with 'tar "
+            f"--ignore-zeros -xf {path}', and build the folder.",
             path=path,
         )
 

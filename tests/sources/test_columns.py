@@ -61,6 +61,17 @@ def test_a_column_is_the_same_from_every_kind_of_file(tmp_path, kind, values, dt
     assert source[1].columns["x"] == pytest.approx(source.columns.values["x"][1], nan_ok=True)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_chosen_by_their_values_before_types_are(tmp_path, kind):
+    source = open_values(tmp_path, kind, [5, None, 7, 5, 6], where={"x": [5, 6]})
+    assert source.columns.values["x"].tolist() == [5, 5, 6]
+    assert source.schema["x"].dtype == "<i8"
+    text = open_values(tmp_path, kind, ["a", "b", "a"], where={"x": "b"}, label="x")
+    assert (len(text), text.classes) == (1, ["b"])
+    with pytest.raises(memload.SourceError, match="no images with x=c"):
+        open_values(tmp_path, kind, ["a", "b"], where={"x": "c"})
+
+
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_lists_of_one_shape_are_arrays(tmp_path, kind):
     source = open_values(tmp_path, kind, [[1.5, 2.0], [3.0, 4.5]])
@@ -120,6 +131,9 @@ def test_class_names_of_hugging_face_are_kept(tmp_path):
     assert source.classes == ["a", "b", "c"]
     assert dict(source.categories) == {"coarse": ["a", "b", "c"]}
     assert source[1].columns == {"label": 0, "coarse": 2, "far": 7}
+    chosen = memload.open_source(tmp_path / "t.parquet", where={"coarse": "c"})
+    assert [record.columns["far"] for record in (chosen[0],)] == [7]
+    assert (len(chosen), chosen.classes, chosen.group_starts) == (1, ["a", "b", "c"], [0])
 
 
 # ------------------------------------------------------------------------------ points and boxes

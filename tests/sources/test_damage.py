@@ -112,17 +112,17 @@ REFUSED = {
     "a tar with a damaged header": (
         lambda folder: flip(write_tar(folder / "a.tar", MEMBERS), 1024 + 100), "truncated or damaged"
     ),
-    "two tars in one": (joined, "as if two tars had been joined"),
+    "two tars in one": (joined, "two tars were joined"),
     "a compressed tar": (compressed, "gunzip"),
     "a tar without images": (lambda folder: write_tar(folder / "a.tar", [("a.txt", b"")]), "no images"),
     "a tar with labels for some": (
-        lambda folder: write_tar(folder / "a.tar", LABELLED[:-1]), "1 of 6 samples have no label"
+        lambda folder: write_tar(folder / "a.tar", LABELLED[:-1]), "1 label is missing.*05.jpg"
     ),
     "a tar with bad JSON": (
         lambda folder: write_tar(folder / "a.tar", [*MEMBERS, ("00.json", b"{oops")]), "JSON beside"
     ),
     "a zip that is cut off": (
-        lambda folder: cut(write_zip(folder / "a.zip", MEMBERS), 300), "no zip file, or is truncated"
+        lambda folder: cut(write_zip(folder / "a.zip", MEMBERS), 300), "no zip file.* or is truncated"
     ),
     "an encrypted zip": (encrypted, "encrypted"),
     "a zip of a rare kind": (
@@ -145,7 +145,7 @@ REFUSED = {
         lambda folder: table(folder, "path,label\n1.jpg,cat\n2.jpg,\n"), "1 label is missing.*2.jpg"
     ),
     "a table of URLs": (
-        lambda folder: table(folder, "path\nhttps://e.org/1.jpg\n"), "that URL as --root"
+        lambda folder: table(folder, "path\nhttps://e.org/1.jpg\n"), "--root, which may be a URL"
     ),
     "a table whose images are missing": (
         lambda folder: table(folder, "id,label\n1,cat\n2,dog\n"), "--image 'images/{id}.jpg'"
@@ -154,16 +154,16 @@ REFUSED = {
         lambda folder: table(folder, '{"file_name": "1.jpg"}\n[]\n', "a.jsonl"), "line 2 is no object"
     ),
     "Parquet with text beside numbers": (
-        lambda folder: parquet(folder, {"x": [1, 2]}, {"x": ["a", "b"]}), "different types"
+        lambda folder: parquet(folder, {"x": [1, 2]}, {"x": ["a", "b"]}), "files do not fit"
     ),
     "Parquet with other columns": (
-        lambda folder: parquet(folder, {"x": [1, 2]}, {"y": [1, 2]}), "has the columns"
+        lambda folder: parquet(folder, {"x": [1, 2]}, {"y": [1, 2]}), "differ in the column 'x'"
     ),
     "Parquet with other classes": (
         lambda folder: parquet(
             folder, {"label": [0, 1]}, {"label": [0, 1]}, classes=(["a", "b"], ["b", "a"])
         ),
-        "the same numbers mean others",
+        "count into other classes",
     ),
     "Parquet that is cut off": (
         lambda folder: cut(parquet(folder, {"x": [1, 2]})[0], 100), "truncated"
@@ -223,13 +223,13 @@ ACCEPTED = {
         "",
     ),
     "several images of a stem": (
-        lambda folder: write_tar(folder / "a.tar", [*LABELLED, ("00.seg.png", b"")]), 6, "beside another"
+        lambda folder: write_tar(folder / "a.tar", [*LABELLED, ("00.seg.png", b"")]), 6, r"\.seg\.png \(1\)"
     ),
     "numbered images": (
         lambda folder: write_tar(folder / "a.tar", [("a.1.jpg", DATA), ("a.2.jpg", DATA)]), 2, ""
     ),
     "what macOS adds to a zip": (
-        lambda folder: write_zip(folder / "a.zip", [*MEMBERS, ("__MACOSX/._0.jpg", b"")]), 6, "other files"
+        lambda folder: write_zip(folder / "a.zip", [*MEMBERS, ("__MACOSX/._0.jpg", b"")]), 6, ""
     ),
     "names that leave a zip": (
         lambda folder: write_zip(folder / "a.zip", [("../../a/1.jpg", DATA)]), 1, ""

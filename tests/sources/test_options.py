@@ -40,27 +40,29 @@ WRONG = {
     "a pattern that fits no columns": (
         lambda made: made.table(), {"points": {"marks": "x*,y*"}}, "fits 0 and 0 columns"
     ),
-    "a root that is missing": (lambda made: made.table(), {"root": "none"}, "Check --root"),
+    "a root that is missing": (lambda made: made.table(), {"root": "none"}, "such as none/images.* --root"),
     "an unknown class": (
         lambda made: made.table(), {"classes": ["ant", "bee"]}, "not among the 2 given: cat"
     ),
     "masks that are missing": (
-        lambda made: made.directory(), {"masks": "none"}, "none does not exist"
+        lambda made: made.directory(), {"masks": "none"}, "none is no folder"
     ),
     "masks that are no file of a tar": (
         lambda made: made.tar(), {"masks": {"mask": "seg"}}, "such as 000000.seg.png"
     ),
-    "masks with the name of a column": (
-        lambda made: made.table(), {"masks": {"age": "split"}}, "name of something else"
+    "a mask with the name of an array": (
+        lambda made: made.table(),
+        {"masks": {"x": "image"}, "arrays": {"x": "image"}},
+        "--array: 'x' is a mask, too",
     ),
     "several folders": (
         lambda made: [str(made.directory()) + ".csv", str(made.zip())], {}, "2 sources are given"
     ),
     "a pattern without files": (lambda made: f"{made.folder}/*.tar", {}, "no file has such a name"),
-    "numbers in the wrong order": (lambda made: "a{9..1}.tar", {}, "Write the lower number first"),
+    "numbers in the wrong order": (lambda made: "a{9..1}.tar", {}, "no file has such a name"),
     "labels without a list": (lambda made: Pairs("a", "b"), {}, r"classes=\[…\]"),
     "an unknown entry": (lambda made: Pairs(1, 2), {"masks": ["seg"], "points": ["x"]}, "no entry 'x'"),
-    "boxes without their most": (lambda made: Pairs({}), {"boxes": ["boxes"]}, "{'boxes': 100}, with the most"),
+    "boxes without their most": (lambda made: Pairs({}), {"boxes": ["boxes"]}, "not a mapping .* {'boxes': 100}"),
     "a class that is no text": (lambda made: made.directory(), {"classes": [1]}, "different texts"),
 }  # fmt: skip
 
