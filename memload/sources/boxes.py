@@ -106,7 +106,7 @@ def array_of(value: Any) -> np.ndarray:
 def filled(arrays: Sequence[np.ndarray], shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return items of samples as one array ``(n, *shape)``, filled up with NaN, or -1 in integers.
 
-    Raises ValueError for items that do not fit, such as more than ``shape[0]``.
+    Raises ValueError for items that do not fit.
 
     >>> filled([np.array([3, 4]), np.array([])], (2,), "<i8")
     array([[ 3,  4],
@@ -115,11 +115,6 @@ def filled(arrays: Sequence[np.ndarray], shape: tuple[int, ...], dtype: str) -> 
     is_whole = dtype[1] == "i"
     result = np.full((len(arrays), *shape), -1 if is_whole else np.nan, dtype)
     for row, array in enumerate(arrays):
-        if len(array) > shape[0]:
-            raise ValueError(
-                f"it has {len(array):,} items, and there is room for {shape[0]:,}. Raise it to the "
-                f"most that any sample has: boxes={{…: {len(array)}}} or more"
-            )
         if len(array):
             if array.shape[1:] != shape[1:] or array.dtype.kind not in (
                 "biu" if is_whole else "biuf"

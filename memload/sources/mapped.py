@@ -203,6 +203,12 @@ class DatasetSource(Samples):
             count = len(items if column.boxes else boxes_of(entries.get(self._per_box[name])))
             if len(items) != count:
                 raise ValueError(f"it has {len(items)} items for {count} boxes")
+            if count > column.shape[0]:
+                raise DecodeError(
+                    f"it has {count:,} boxes in {name!r:.80}, and there is room for "
+                    f"{column.shape[0]:,}. Raise it to the most that any sample has: "
+                    f"boxes={{{name!r}: {count}}} or more"
+                )
             return boxes.filled([items], column.shape, column.dtype)[0]
         return np.full(column.shape, np.nan) if value is None else array_of(value)
 

@@ -126,19 +126,18 @@ def _open(
     given = {name: value for name, value in options.items() if value}
     if isinstance(given.get("masks"), (str, os.PathLike)):
         given["masks"] = {"mask": given["masks"]}
-    for name in given.keys() & {"masks", "arrays", "points", "boxes"}:
-        given[name] = named(name, given[name])
+    for name in ("masks", "arrays", "points", "boxes"):
+        given[name] = named(name, given.get(name, ()))
     if isinstance(given.get("extensions"), str):  # each of its characters would count as one
         raise TypeError(f"extensions must be a list such as ['.jpg'], not {given['extensions']!r}")
-    if twice := {*given.get("masks", ())} & {*given.get("arrays", ())}:
+    if twice := given["masks"].keys() & given["arrays"].keys():
         raise UsageError(f"--array: {min(twice)!r:.80} is a mask, too. Choose another name.")
-    folders = []
-    for argument in given.keys() & {"masks", "arrays"}:
-        has_entries = argument in kind.options
-        for name, value in [*given[argument].items()]:
-            if _is_folder(value, has_entries):
-                folders.append((name, "mask" if argument == "masks" else "array", value))
-                del given[argument][name]
+    folders = [
+        (name, array_kind, given[argument].pop(name))
+        for argument, array_kind in (("masks", "mask"), ("arrays", "array"))
+        for name, value in [*given[argument].items()]
+        if _is_folder(value, argument in kind.options)
+    ]
     unknown = [name for name in given if given[name] and name not in kind.options]
     if unknown:
         names = {"masks": "--mask", "arrays": "--array"}
@@ -146,14 +145,14 @@ def _open(
             f"{', '.join(names.get(name, f'--{name}') for name in unknown)}: {place} is "
             f"{kind.description}, to which this does not apply. Leave it out."
         )
-    boxes = given.get("boxes", {})
-    if kind.open is not open_mapped and any(isinstance(most, int) for most in boxes.values()):
-        raise UsageError(f"--boxes: the most is found in {place}. Give names: boxes={[*boxes]}.")
+    most = given["boxes"]
+    if kind.open is not open_mapped and any(isinstance(each, int) for each in most.values()):
+        raise UsageError(f"--boxes: the most is found in {place}. Give names: boxes={[*most]}.")
     samples: Any = kind.open(source, Reading(**given))
-    for name, array_kind, folder in sorted(folders):
+    for name, array_kind, folder in folders:
         samples = samples.with_files(name, array_kind, folder)
-    if given:  # but for paths, since files may be moved while a build is interrupted
-        read = {name: repr(value) for name, value in given.items() if name != "root"}
+    read = {name: repr(value) for name, value in given.items() if value and name != "root"}
+    if read or folders:  # but for paths, since files may be moved while a build is interrupted
         read |= {name: Path(folder).absolute().name for name, _, folder in folders}
         samples = samples.changed(options={**read, **samples.options})
     opened: Source = samples

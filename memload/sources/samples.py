@@ -141,6 +141,11 @@ class Samples:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def root(self) -> Path | str | None:
+        """The folder or URL of the images, for messages."""
+        return getattr(self.images, "root", None)
+
     def __getitem__(self, row: int) -> Record:
         return self._record(row, self.images[row])
 
@@ -305,7 +310,7 @@ def _found_files(
 ) -> tuple[list[str], list[str]]:
     """Return the file of each key, or "", and notes. Raises SourceError."""
     if not folder.is_dir():
-        raise SourceError(f"{folder} is no folder. Check the path.", path=folder)
+        raise SourceError(f"{folder} does not exist, or is no folder. Check it.", path=folder)
     endings = EXTENSIONS_OF_KIND[kind]
     paths = (f"{inner}/{file}".lstrip("/") for inner, names in walk(folder) for file in names)
     files = sorted(path for path in paths if path.lower().endswith(endings))

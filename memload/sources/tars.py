@@ -62,11 +62,11 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Samples:
     ]
     if not samples:
         raise SourceError(f"{paths[0]}: there are no images in it. Check the path.", path=paths[0])
-    table = _table(samples)
+    table, class_names = _table(samples)
     is_exported = all(type(key) is str for key in table.get(KEY, [None]))
     if not (is_exported or reading.label or label_among(table)):
         samples = _in_folders(samples, columns, paths[0])
-        table = _table(samples)
+        table, _ = _table(samples)
         if columns.classes:
             labels = [columns.classes[number] for number in columns.values["label"]]
             table["label"] = labels
@@ -79,6 +79,7 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Samples:
         lambda entry: _extra_ranges(paths, samples, reading, entry),
         reading,
         paths[0],
+        class_names={"label": class_names},
         is_exported=is_exported,
     )
     if columns.classes:
@@ -131,8 +132,12 @@ def _in_folders(samples: Sequence[_Sample], columns: Columns, place: Path) -> li
     return [sample for several in in_order for sample in several]
 
 
-def _table(samples: Sequence[_Sample]) -> dict[str, Any]:
-    """Return what .cls and the JSON of all samples have, by name. None is missing."""
+def _table(samples: Sequence[_Sample]) -> tuple[dict[str, Any], list[str]]:
+    """Return what .cls and the JSON of all samples have, by name, and the names of classes.
+
+    None is missing. The names are those that the JSON has for all numbers in .cls, as
+    ``memload export`` writes them.
+    """
     table: dict[str, Any] = {}
     for row, sample in enumerate(samples):  # not a list of all objects: it takes 0.4 KB per sample
         if "json" not in sample.files:
@@ -147,8 +152,17 @@ def _table(samples: Sequence[_Sample]) -> dict[str, Any]:
             table[name][row] = value
     if any("cls" in sample.files for sample in samples):
         labels = [sample.files.get("cls", b"").decode("utf-8", "replace") for sample in samples]
-        table["label"] = numbers_or_texts([label.strip() for label in labels])
-    return table
+        numbers, names = (
+            numbers_or_texts([each.strip() for each in labels]),
+            table.get("label", [0]),
+        )
+        if isinstance(numbers, list) or not all(type(name) is str for name in names):
+            return {**table, "label": numbers}, []
+        name_of = dict(zip(numbers, names, strict=True))
+        classes = [name_of[number] for number in sorted(name_of)]
+        if sorted(name_of) == [*range(len({*classes}))]:  # otherwise, the names count
+            return {**table, "label": numbers}, classes
+    return table, []
 
 
 # ---------------------------------------------------------------------------------------- one file

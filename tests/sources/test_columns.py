@@ -109,6 +109,24 @@ def test_labels_are_names_or_numbers(tmp_path, kind):
         open_values(tmp_path, kind, [1, None, 2], label="x")
 
 
+@pytest.mark.parametrize(
+    ("labels", "names", "expected"),
+    [
+        ("10", "ab", (["b", "a"], [1, 0])),
+        ("70", "ab", (["a", "b"], [0, 1])),
+        ("00", "ab", (["a", "b"], [0, 1])),
+        ("yx", "ab", (["x", "y"], [1, 0])),
+    ],
+)
+def test_names_in_json_are_those_of_numbers_beside_it(tmp_path, labels, names, expected):
+    files = []
+    for row, (label, name) in enumerate(zip(labels, names, strict=True)):
+        text = json.dumps({"label": name}).encode()
+        files += [(f"{row}.jpg", b""), (f"{row}.cls", label.encode()), (f"{row}.json", text)]
+    source = memload.open_source(write_tar(tmp_path / "t.tar", files))
+    assert (source.classes, source.columns.values["label"].tolist()) == expected
+
+
 @pytest.mark.parametrize("name", ["label", "class", "labels", "fine_label", "cls", "target"])
 def test_usual_names_are_labels(write, name):
     source = memload.open_source(write(f"path,{name}", "a.jpg,pug", "a.jpg,beagle"))

@@ -45,7 +45,7 @@ WRONG = {
         lambda made: made.table(), {"classes": ["ant", "bee"]}, "not among the 2 given: cat"
     ),
     "masks that are missing": (
-        lambda made: made.directory(), {"masks": "none"}, "none is no folder"
+        lambda made: made.directory(), {"masks": "none"}, "none does not exist"
     ),
     "masks that are no file of a tar": (
         lambda made: made.tar(), {"masks": {"mask": "seg"}}, "such as 000000.seg.png"
