@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import safetensors
 from data import empty_dataset
 from harness import Way, run_benchmark, run_python
+
+from memload.storage.index import Index
 
 OPEN = """
 import json, os, sys, time
@@ -80,8 +81,7 @@ print(json.dumps({"time (ms)": milliseconds, "peak (MB)": peak / 1e6,
 def ways(options: Any, folder: Path) -> dict[str, Way]:
     """Return what is measured, each in a process of its own."""
     path = empty_dataset(folder, options.samples)
-    with safetensors.safe_open(path.with_suffix(".idx"), "np") as index:
-        bytes_of_names = index.get_slice("key/bytes").get_shape()[0]
+    bytes_of_names = Index.open(path).keys.pack()[1].nbytes
 
     def ask_for_help() -> float:
         start = time.perf_counter()

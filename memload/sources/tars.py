@@ -158,9 +158,9 @@ def _table(samples: Sequence[_Sample]) -> tuple[dict[str, Any], list[str]]:
         )
         if isinstance(numbers, list) or not all(type(name) is str for name in names):
             return {**table, "label": numbers}, []
-        name_of = dict(zip(numbers, names, strict=True))
-        classes = [name_of[number] for number in sorted(name_of)]
-        if sorted(name_of) == [*range(len({*classes}))]:  # otherwise, the names count
+        pairs = sorted({*zip(numbers.tolist(), names, strict=True)})
+        classes = [name for _, name in pairs]
+        if [number for number, _ in pairs] == [*range(len({*classes}))]:  # else the names count
             return {**table, "label": numbers}, classes
     return table, []
 
