@@ -42,8 +42,8 @@ class _BuildCommand(Command):
 )
 @click.option(
     "--where", type=values.condition, metavar="NAME=TEXT", multiple=True,
-    help="Tables and memload data sets: read only what has this text, such as split=train. "
-    "Repeatable."
+    help="Tables, Parquet, tars and memload data sets: read only what has this text, such as "
+    "split=train. Repeatable."
 )
 @click.option(
     "--root", help="Tables: folder or URL that paths are relative to. Default: the table's folder."

@@ -19,7 +19,7 @@ Nothing here decodes a picture. Only names and columns are in memory; images are
 - boxes: points and boxes among the values of a table.
 - archives: folders and zips: names, and the classes in them.
 - tars: tar files in WebDataset's layout.
-- tables: CSV, TSV and JSON lines, and templates that name files.
+- tables: CSV, TSV and JSON lines; templates that name files, and the choice of rows.
 - parquet: Parquet files and Hugging Face's data sets.
 - remote: folders and files at URLs.
 - existing: memload's own data sets, and .npy files.

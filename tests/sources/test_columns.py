@@ -72,6 +72,19 @@ def test_rows_are_chosen_by_their_values_before_types_are(tmp_path, kind):
         open_values(tmp_path, kind, ["a", "b"], where={"x": "c"})
 
 
+@pytest.mark.slow
+def test_rows_of_hugging_face_are_chosen_by_names_of_classes(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = {"label": datasets.ClassLabel(names=["b", "a"]), "x": datasets.Value("int64")}
+    values = {"label": [0, 1, 0, 1], "x": [5, 6, 7, 8], "image": [picture(n) for n in range(4)]}
+    features = datasets.Features({**features, "image": datasets.Image()})
+    rows = datasets.Dataset.from_dict(values, features=features)
+    source = memload.open_source(rows, where={"label": "a"})
+    assert source.columns.values["x"].tolist() == [6, 8]
+    assert (source.classes, list(source.keys)) == (["b", "a"], ["1", "3"])
+    assert [source[row].image for row in (0, 1)] == [picture(1), picture(3)]
+
+
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_lists_of_one_shape_are_arrays(tmp_path, kind):
     source = open_values(tmp_path, kind, [[1.5, 2.0], [3.0, 4.5]])
