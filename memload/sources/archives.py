@@ -10,7 +10,7 @@ import numpy as np
 
 from memload.errors import SourceError
 from memload.sources.columns import Columns
-from memload.sources.contents import Files, Ranges, walk
+from memload.sources.contents import ZIPPED, Files, Ranges, walk
 from memload.sources.samples import Reading, Samples
 from memload.storage.keys import Keys
 from memload.wording import listed
@@ -182,12 +182,13 @@ def open_zip(path: Path, reading: Reading) -> Samples:
 
 
 def _zip_ranges(path: Path, members: Sequence[zipfile.ZipInfo]) -> Ranges:
+    facts = [
+        (each.file_size, each.CRC, each.compress_type == zipfile.ZIP_DEFLATED) for each in members
+    ]
     return Ranges(
         [path],
         np.zeros(len(members), np.int32),
-        np.array([member.header_offset for member in members], np.int64),
-        np.array([member.compress_size for member in members], np.int64),
-        np.array([member.file_size for member in members], np.uint64),
-        np.array([member.CRC for member in members], np.uint32),
-        np.array([member.compress_type == zipfile.ZIP_DEFLATED for member in members]),
+        np.array([each.header_offset for each in members], np.int64),
+        np.array([each.compress_size for each in members], np.int64),
+        np.array(facts, ZIPPED),
     )

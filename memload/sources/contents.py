@@ -125,6 +125,11 @@ def _scan(path: Path) -> tuple[list[str], list[str]]:
     return files, folders
 
 
+#: What a zip says of a member: its size without compression, the checksum of that, and whether it
+#: is compressed.
+ZIPPED = np.dtype([("unpacked", "<u8"), ("crc32", "<u4"), ("is_deflated", "?")])
+
+
 @dataclass(frozen=True)
 class Ranges(Contents):
     """Parts of larger files, such as the members of tars and zips. One entry per row.
@@ -134,30 +139,27 @@ class Ranges(Contents):
         file: Which of them a row is in.
         start: Where it begins, in bytes.
         size: How many bytes it has there; -1 if it is missing.
-        unpacked: For a zip, how many bytes it has without compression.
-        crc32: For a zip, the checksum of these.
-        is_deflated: For a zip, whether it is compressed.
+        zipped: For a zip, further facts, of the type `ZIPPED`.
     """
 
     paths: Sequence[Path]
     file: np.ndarray
     start: np.ndarray
     size: np.ndarray
-    unpacked: np.ndarray | None = None
-    crc32: np.ndarray | None = None
-    is_deflated: np.ndarray | None = None
+    zipped: np.ndarray | None = None
 
     def __getitem__(self, row: int) -> bytes | None:
         start, size = int(self.start[row]), int(self.size[row])
         if size < 0:
             return None
         path = self.paths[self.file[row]]
-        largest = size if self.unpacked is None else max(size, int(self.unpacked[row]))
+        zipped = None if self.zipped is None else self.zipped[row].item()
+        largest = size if zipped is None else max(size, zipped[0])
         if largest > _MAX_BYTES:
             raise DecodeError(f"it has {largest:,} bytes, and at most {_MAX_BYTES:,} are read")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if self.unpacked is not None:
+            if zipped is not None:
                 header = os.pread(descriptor, _ZIP_HEADER_BYTES, start)
                 start += _ZIP_HEADER_BYTES + int.from_bytes(header[26:28], "little")
                 start += int.from_bytes(header[28:30], "little")
@@ -166,21 +168,19 @@ class Ranges(Contents):
             os.close(descriptor)
         if len(data) < size:
             raise DecodeError(f"{path.name} has been truncated")
-        return data if self.unpacked is None else self._unpack(row, data, path)
+        return data if zipped is None else _unpacked(path, data, *zipped)
 
-    def _unpack(self, row: int, data: bytes, path: Path) -> bytes:
-        assert self.unpacked is not None
-        assert self.crc32 is not None
-        assert self.is_deflated is not None
-        if self.is_deflated[row]:
-            try:
-                decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
-                data = decompressor.decompress(data, int(self.unpacked[row]) + 1)
-            except zlib.error as error:
-                raise DecodeError(f"{path.name} is damaged: {error}") from error
-        if zlib.crc32(data) != self.crc32[row]:
-            raise DecodeError(f"{path.name} is damaged, or has changed since it was opened")
-        return data
+
+def _unpacked(path: Path, data: bytes, size: int, crc32: int, is_deflated: bool) -> bytes:
+    """Return the content of a member of a zip. Raises DecodeError."""
+    try:
+        if is_deflated:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
+    except zlib.error as error:
+        raise DecodeError(f"{path.name} is damaged: {error}") from error
+    if zlib.crc32(data) != crc32:
+        raise DecodeError(f"{path.name} is damaged, or has changed since it was opened")
+    return data
 
 
 def image_of(value: Any, folder: Path) -> Any:

@@ -235,10 +235,7 @@ def _is_json(path: object) -> bool:
 def _opened(path: str | Path) -> io.TextIOBase:
     if is_url(path):
         return io.StringIO(read_url(str(path)).decode("utf-8-sig"), newline="")
-    path = Path(path)
-    if path.is_dir() or path.is_block_device() or path.is_char_device():  # /dev/zero has no end
-        raise ValueError("it is a folder or a device")
-    return path.open(newline="", encoding="utf-8-sig")
+    return Path(path).open(newline="", encoding="utf-8-sig")
 
 
 def _read_json(file: Iterator[str]) -> dict[str, list[Any]]:
