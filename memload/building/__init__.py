@@ -43,7 +43,7 @@ The images, the masks and all others are *arrays*. Those beside the images are *
 `shard`                 some rows: files, journal, lock, done
 `record`                what is kept of a row; the values of its columns
 `rows`                  what a worker does with a chunk of rows; finished rows compared
-`pool`                  worker processes that survive a crash or a hang
+`pool`                  worker processes that survive a crash or a hang; single rows looked at
 `publish`               records to index and ledger; the renames
 `summary`               statistics, notes, frequent reasons, the limit of rejects
 `remarks`               what a record says of its picture
@@ -52,7 +52,6 @@ The images, the masks and all others are *arrays*. Those beside the images are *
 `progress`              a bar, or a line in the log
 `first_samples`         the first usable sample, in a worker: columns, shapes, types
 `open_files`            files that a data set has open, opened again in each worker
-`pillow_warnings`       ignored while a build runs
 `conversion`            a record to a row: its pixels, flags and sums
 `extra_arrays`          its masks, which go where the pixels go, and its other arrays
 `stored_values`         the values of masks and arrays as their files have them

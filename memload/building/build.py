@@ -1,8 +1,6 @@
 """The conversion of a source into a data set: `build`, from its arguments to its report."""
 
-import errno
 import logging
-import os
 import shutil
 import time
 import uuid
@@ -14,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memload.building.conversion import AnySettings, Settings
+from memload.building.conversion import Settings
 from memload.building.decoders import Mode
 from memload.building.options import Options, different_settings
 from memload.building.plan import check_same, plan_of, read_plan, seed_of, write_once
@@ -23,7 +21,7 @@ from memload.building.progress import progress as progress_display
 from memload.building.publish import (
     check_not_read,
     check_output,
-    is_partly_published,
+    is_finished,
     make_index,
     publish,
     publishing,
@@ -34,7 +32,7 @@ from memload.building.record import record_type
 from memload.building.report import ArrayReport, BuildReport
 from memload.building.resizing import Fit, Interpolation
 from memload.building.rows import Conversion, compare_rows, convert_rows
-from memload.building.shard import PLAN, Shard, rows_per_shard, with_shards
+from memload.building.shard import PLAN, Shard, rows_per_shard, shards_of, with_shards
 from memload.building.summary import (
     array_notes,
     box_notes,
@@ -44,7 +42,6 @@ from memload.building.summary import (
 )
 from memload.errors import BuildError, DecodeError, MemloadError, describe_error
 from memload.sources.contents import MAX_PIXELS
-from memload.sources.samples import Source
 from memload.storage.format import output_paths
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
@@ -185,7 +182,11 @@ def build(
     except MemloadError:  # some are OSErrors, too
         raise
     except OSError as error:
-        raise _system_error(Path(output), error) from error
+        raise BuildError(
+            f"{output} cannot be built: {error}. Make room, or free memory or open files, then run "
+            "the same command again: it goes on where it stopped.",
+            path=output,
+        ) from error
 
 
 def _build(options: Options, name: Path) -> BuildReport:
@@ -196,26 +197,35 @@ def _build(options: Options, name: Path) -> BuildReport:
     started, output = time.perf_counter(), options.output
     index_path, folder, _ = output_paths(output)
     remove_leftovers(output)
-    is_published = index_path.exists() and not folder.exists() and not options.overwrite
+    is_published = index_path.exists() and not (folder / PLAN).exists() and not options.overwrite
     if is_published and options.part is not None:
-        return _report_on(Index.open(index_path), name, options)
+        return _published_report(options, name)
     work = _begin(options, name)
-    converted = 0
-    if not is_partly_published(output):
-        converted = _build_shards(work)
-    with publishing(folder) as is_left:
-        if not is_left:  # another process has ended last
-            return _report_on(Index.open(index_path), name, options, converted=converted)
-        unfinished = sum(not shard.is_done for shard in work.shards)
-        notes: Sequence[str] = work.source.notes
-        if not unfinished:
+    converted, notes = _build_shards(work), work.source.notes
+    with publishing(folder) as is_left:  # else another process has ended last
+        unfinished = sum(not shard.is_done for shard in work.shards) if is_left else 0
+        if is_left and not unfinished:
             notes = _complete(work)
             publish(output, options.overwrite)
-    seconds = time.perf_counter() - started
-    if unfinished:
-        return _unfinished_report(work, unfinished, converted, seconds)
-    index = Index.open(index_path)
-    return _report_on(index, name, options, converted=converted, seconds=seconds, notes=notes)
+    facts = {
+        "converted": converted,
+        "seconds": time.perf_counter() - started,
+        "notes": tuple(notes),
+    }
+    if not unfinished:
+        return _published_report(options, name, **facts)
+    return _report(
+        options,
+        name,
+        work.arrays,
+        samples=0,
+        classes=work.source.classes,
+        columns=tuple(work.source.schema),
+        rejected=sum(len(shard.reasons()) for shard in work.own_shards),
+        libraries=work.settings.libraries(),
+        unfinished_shards=unfinished,
+        **facts,
+    )
 
 
 @dataclass(frozen=True)
@@ -224,8 +234,7 @@ class _Work:
 
     options: Options
     name: Path
-    source: Source
-    settings: AnySettings
+    conversion: Conversion
     keys: Keys
     arrays: Sequence[Array]
     shards: Sequence[Shard]
@@ -237,26 +246,31 @@ class _Work:
         return output_paths(self.options.output)[1]
 
     @property
+    def source(self) -> Any:
+        """The samples."""
+        return self.conversion.source
+
+    @property
+    def settings(self) -> Any:
+        """How they are converted."""
+        return self.conversion.settings
+
+    @property
     def own_shards(self) -> Sequence[Shard]:
         """The shards of this call."""
         number, count = self.options.part or (0, 1)
         return self.shards[number::count]
-
-    @property
-    def conversion(self) -> Conversion:
-        """How its rows are converted. Of more workers, some would have nothing to do."""
-        workers = min(self.options.num_workers, len(self.keys))
-        prints = not self.options.is_of_files
-        return Conversion(self.source, self.settings, workers, self.options.timeout, prints)
 
 
 def _begin(options: Options, name: Path) -> _Work:
     """Open the source. Begin a build, or go on with the one in the folder if it is the same."""
     output = options.output
     _, folder, _ = output_paths(output)
-    former = read_plan(folder) if folder.exists() else None
+    former = read_plan(folder)
     source = options.open_source()
     settings = options.settings(source)
+    for read in options.data_sets_read(source):
+        check_not_read(read, output)
     keys = source.keys if isinstance(source.keys, Keys) else Keys.of(list(source.keys))
     arrays = [Array("image", settings.descr, settings.shape, ())]
     arrays += [
@@ -265,22 +279,26 @@ def _begin(options: Options, name: Path) -> _Work:
     ]
     rows = rows_per_shard(arrays, options.shard_size, len(keys))
     arrays = [with_shards(array, output, len(keys), rows) for array in arrays]
-    files = [file.file for array in arrays for file in array.shards]
-    for read in options.data_sets_read(source):
-        check_not_read(read, output, files)
     plan = plan_of(source, settings, keys, rows)
-    if former is not None and former != plan and is_partly_published(output):
-        with publishing(folder) as is_left:  # or there would be no data set until this one is built
+    if former not in (None, plan) and is_finished(output):
+        with publishing(folder) as is_left:  # it was killed while it renamed files
             if is_left:
-                publish(output, overwrite=True)
+                publish(output, options.overwrite)
         former = None
     if former is not None:
         check_same(folder, former, plan)
-    schema = source.schema
-    dtype = record_type(settings.shape[2], schema, settings.descr, settings.extra_arrays)
-    shards = list(_shards_of(folder, arrays, dtype, seed_of(plan)))
-    work = _Work(options, name, source, settings, keys, arrays, shards, former is not None)
-    if not is_partly_published(output):
+    dtype = record_type(settings.shape[2], source.schema, settings.descr, settings.extra_arrays)
+    conversion = Conversion(
+        source,
+        settings,
+        min(options.num_workers, len(keys)),  # of more, some would have nothing to do
+        options.timeout,
+        prints=not options.is_of_files,
+    )
+    shards = shards_of(folder, arrays, dtype, seed_of(plan))
+    work = _Work(options, name, conversion, keys, arrays, shards, former is not None)
+    if not is_finished(output):
+        files = [file.file for array in arrays for file in array.shards]
         check_output(output, files, options.overwrite)
         _check_space(work)
     if former is None:
@@ -290,15 +308,22 @@ def _begin(options: Options, name: Path) -> _Work:
     return work
 
 
-def _shards_of(
-    folder: Path, arrays: Sequence[Array], dtype: np.dtype[Any], seed: int
-) -> Sequence[Shard]:
-    shards, start = [], 0
-    for number, files in enumerate(zip(*(array.shards for array in arrays), strict=True)):
-        own = [replace(array, shards=(file,)) for array, file in zip(arrays, files, strict=True)]
-        shards.append(Shard(folder, number, start, own, dtype, seed))
-        start += files[0].rows
-    return shards
+def _check_space(work: _Work) -> None:
+    """Raise BuildError if the disk has no room for what is left to write by this call."""
+    needed = 0
+    for array in (array for shard in work.own_shards for array in shard.arrays):
+        path = work.folder / array.shards[0].file
+        needed += array.data_bytes - (path.stat().st_blocks * 512 if path.exists() else 0)
+    free = shutil.disk_usage(work.options.output.parent).free
+    if needed > free:
+        raise BuildError(
+            f"{work.name}: the disk is too small: {size_text(needed)} are needed, but "
+            f"{size_text(free)} are free. Make room, or choose a smaller --size or another disk.",
+            path=work.options.output,
+        )
+    image = work.arrays[0]
+    rows = describe((sum(shard.rows for shard in work.own_shards), *image.shape), image.descr)
+    logger.info(f"{work.name}: {rows}, {size_text(needed)}; {size_text(free)} free on the disk")
 
 
 def _build_shards(work: _Work) -> int:
@@ -306,6 +331,8 @@ def _build_shards(work: _Work) -> int:
 
     Shards that another process is at come last. Raises BuildError if it keeps them.
     """
+    if is_finished(work.options.output):
+        return 0
     if work.is_resumed:
         _go_on(work)
     left = [shard for shard in work.own_shards if not shard.is_done]
@@ -338,9 +365,8 @@ def _go_on(work: _Work) -> None:
     with publishing(work.folder) as is_left:
         for shard in work.own_shards if is_left else ():
             shard.reopen_rejected()
-    done = sum(len(shard.rows_done()) for shard in work.own_shards)
-    if done:
-        logger.info(f"{work.name}: going on with an unfinished build; {done:,} rows are done")
+    done = sum(shard.count_done() for shard in work.own_shards)
+    logger.info(f"{work.name}: going on with an unfinished build; {done:,} rows are done")
 
 
 def _build_shard(work: _Work, shard: Shard, deadline: float, show: Show) -> int:
@@ -354,41 +380,14 @@ def _build_shard(work: _Work, shard: Shard, deadline: float, show: Show) -> int:
             rejected += len(result.rejects)
             show(chunk.stop - chunk.start, rejected)
             if result.rejects and work.options.max_rejects.is_none:
-                raise _reject_error(work, *result.rejects[0])
+                row, reason = result.rejects[0]
+                raise DecodeError(
+                    f"{reason}. Mend or remove that sample and build again, or allow for such "
+                    "samples with --max-rejects",
+                    key=work.source.keys[row],
+                )
         shard.finish()
     return converted
-
-
-def _reject_error(work: _Work, row: int, reason: str) -> DecodeError:
-    key, root = work.source.keys[row], getattr(work.source, "root", None)
-    what = "that sample" if root is None else f"{root}/{key}"
-    return DecodeError(
-        f"{reason}. Mend or remove {what} and build again, or allow for such samples with "
-        "--max-rejects",
-        key=key,
-    )
-
-
-def _check_space(work: _Work) -> None:
-    """Raise BuildError if the disk has no room for what is left to write by this call."""
-    total = allocated = 0
-    for array in (array for shard in work.own_shards for array in shard.arrays):
-        total += array.data_bytes
-        path = work.folder / array.shards[0].file
-        if path.exists():
-            allocated += path.stat().st_blocks * 512
-    needed, free = total - allocated, shutil.disk_usage(work.options.output.parent).free
-    image, *others = work.arrays
-    rows = describe((sum(shard.rows for shard in work.own_shards), *image.shape), image.descr)
-    if others:
-        rows += f" with {', '.join(array.name for array in others)}"
-    if needed > free:
-        raise BuildError(
-            f"{work.name}: the disk is too small: {rows} need {size_text(needed)}, but "
-            f"{size_text(free)} are free. Make room, or choose a smaller --size or another disk.",
-            path=work.options.output,
-        )
-    logger.info(f"{work.name}: {rows}, {size_text(total)}; {size_text(free)} free on the disk")
 
 
 def _complete(work: _Work) -> list[str]:
@@ -406,10 +405,10 @@ def _complete(work: _Work) -> list[str]:
                 path=shard.done,
             )
     records = found[0] if len(found) == 1 else np.concatenate(found)
-    reasons = {row: reason for shard in work.shards for row, reason in shard.reasons().items()}
-    if not is_partly_published(work.options.output):
-        _check_rejects(work, reasons)
+    if not is_finished(work.options.output):
+        reasons = {row: reason for shard in work.shards for row, reason in shard.reasons().items()}
         write_ledger(folder / ledger.name, work.source.keys, reasons)
+        _check_rejects(work, reasons)
         settings, arrays = work.settings, work.arrays
         index = make_index(work.source, settings, arrays, index_path, work.keys, records)
         index.write(folder / index_path.name)
@@ -417,43 +416,38 @@ def _complete(work: _Work) -> list[str]:
 
 
 def _check_rejects(work: _Work, reasons: Mapping[int, str]) -> None:
-    limit, total, source = work.options.max_rejects, len(work.keys), work.source
-    folder, ledger = work.folder, output_paths(work.options.output)[2]
-    root = getattr(source, "root", None)
-    noun = "samples" if root is None else f"pictures in {root}"
-    frequent = frequent_reasons(reasons, source.keys)
-    if len(reasons) == total:
-        shutil.rmtree(folder, ignore_errors=True)
-        none = (
-            f"none of {total:,} {noun} can" if total > 1 else f"the only one of the {noun} cannot"
-        )
-        options = "" if root is None else ", and --root if their paths begin elsewhere"
-        raise BuildError(
-            f"{work.name}: {none} be used: {frequent}. Check the {noun}{options}.",
-            path=work.options.output,
-        )
-    if not limit.allows(len(reasons), total):
-        write_ledger(folder / ledger.name, source.keys, reasons)
-        share = sufficient_limit(len(reasons), total)
-        raise BuildError(
-            f"{work.name}: {len(reasons):,} of {total:,} {noun} cannot be used, and at most "
-            f"{limit} may be rejected: {frequent}. {folder / ledger.name} lists all. Mend them, or "
-            f"leave them out with --max-rejects {share} (max_rejects='{share}' in Python). Then "
-            "run the same command again: it goes on from what is done. If you change other "
-            f"options, delete {folder} first.",
-            path=work.options.output,
-        )
+    limit, rejected, total = work.options.max_rejects, len(reasons), len(work.keys)
+    if limit.allows(rejected, total) and rejected < total:
+        return
+    root = getattr(work.source, "root", None)
+    samples = "samples" if root is None else f"pictures in {root}"
+    text = (
+        f"{work.name}: {rejected:,} of {total:,} {samples} cannot be used: "
+        f"{frequent_reasons(reasons, work.source.keys)}."
+    )
+    if rejected == total:
+        shutil.rmtree(work.folder, ignore_errors=True)
+        raise BuildError(f"{text} Check them, and --root if their paths begin elsewhere.")
+    share = sufficient_limit(rejected, total)
+    raise BuildError(
+        f"{text} At most {limit} may be rejected. "
+        f"{work.folder / output_paths(work.options.output)[2].name} lists all. Mend them, or leave "
+        f"them out with --max-rejects {share} (max_rejects='{share}' in Python). Then run the same "
+        "command again: it goes on from what is done. If you change other options, delete "
+        f"{work.folder} first.",
+        path=work.options.output,
+    )
 
 
 def _notes(work: _Work, records: np.ndarray) -> list[str]:
     """Return the notes on the source and on all samples."""
     settings, options = work.settings, work.options
-    notes = list(work.source.notes)
+    notes = [*work.source.notes]
     if options.new_to is not None:
         notes += different_settings(options.new_to, settings.as_dict())
     if isinstance(settings, Settings):
         notes += picture_notes(records, settings.size, settings.background)
-    notes += box_notes(records, work.source.schema)
+    notes += box_notes(records, work.source.schema, settings.size)
     return [*notes, *array_notes(records, settings.extra_arrays, work.keys)]
 
 
@@ -466,44 +460,34 @@ def _build_with(options: Options, arguments: Mapping[str, Any]) -> BuildReport:
     If calls fail, the others end first. Then BuildError is raised, which has the first reason.
     """
     started, name = time.perf_counter(), Path(arguments["output"])
-    work = _begin(options, name)
-    given = dict(arguments)
-    given.update(output=options.output, executor=None, progress=False)
-    given.update(num_workers=options.num_workers, source=_from_root(options.source))
-    count, futures = len(work.shards), dict[int, Future[BuildReport]]()
-    failed: dict[int, BaseException] = {}
+    count = len(_begin(options, name).shards)
+    given = {**arguments, "executor": None, "progress": False}
+    given.update(output=options.output, num_workers=options.num_workers)
+    futures: list[Future[BuildReport]] = []
+    reports, failures = [], []
     try:
         for number in range(count):
             part = {**given, "part": (number, count)}
-            futures[number] = options.executor.submit(_build_part, part, uuid.uuid4().hex)
-        reports = []
-        for number, future in futures.items():
+            futures.append(options.executor.submit(_build_part, part, uuid.uuid4().hex))
+        for number, future in enumerate(futures):
             try:
                 reports.append(future.result())
             except Exception as error:  # noqa: BLE001  # of the call, or of the executor
-                failed[number] = error
+                text = str(error) if isinstance(error, MemloadError) else describe_error(error)
+                failures.append(f"Shard {number}: {text:.1000}")
     finally:  # after a Ctrl-C, calls that have not begun are given up
-        for future in futures.values():
+        for future in futures:
             future.cancel()
-    if failed:
-        number, first = next(iter(failed.items()))
-        text = str(first) if isinstance(first, MemloadError) else describe_error(first)
+    if failures:
         raise BuildError(
-            f"{name}: {len(failed):,} of {counted(count, 'shard')} failed. Shard {number}: "
-            f"{text:.1000} Run the same build again: it does only what is left.",
+            f"{name}: {len(failures):,} of {counted(count, 'shard')} failed. {failures[0]} Run the "
+            "same build again: it does only what is left.",
             path=options.output,
         )
-    published = next((report for report in reports if report.is_published), None)
-    if published is None:
-        raise BuildError(
-            f"{name}: all shards are done, but nobody has published them. Run the same build again."
-        )
     return replace(
-        published,
+        max(reports, key=lambda report: (report.is_published, len(report.notes))),
         path=name,
-        ledger=output_paths(name)[2] if published.rejected else None,
         converted=sum(report.converted for report in reports),
-        notes=max((report.notes for report in reports), key=len),
         seconds=time.perf_counter() - started,
         part=None,
     )
@@ -513,102 +497,42 @@ def _build_part(arguments: dict[str, Any], call: str) -> BuildReport:
     """Build one shard. ``call`` differs for each, since Dask keeps results of equal calls."""
     output = arguments["output"]
     if not output_paths(output)[1].exists():  # it was published, and this call is made again
-        return _report_on(Index.open(output_paths(output)[0]), output, Options(**arguments))
+        return _published_report(Options(**arguments), output)
     return build(**arguments)
-
-
-def _from_root(source: Any) -> Any:
-    """Return a source as a process elsewhere finds it, which may have another current folder."""
-    if isinstance(source, (str, Path)) and os.path.exists(source):  # noqa: PTH110  # or a URL
-        return os.path.abspath(source)  # noqa: PTH100
-    return source
 
 
 # ------------------------------------------------------------------------------------------ reports
 
 
-def _report_on(
-    index: Index,
-    name: Path,
-    options: Options,
-    *,
-    converted: int = 0,
-    seconds: float = 0.0,
-    notes: Sequence[str] = (),
-) -> BuildReport:
-    """Return the report of a build that is published. ``name`` is what the output is called."""
-    image, rejected = index.image, index.image.rows - len(index)
-    height, width, channels = image.shape
-    return BuildReport(
-        path=name,
+def _published_report(options: Options, name: Path, **facts: Any) -> BuildReport:
+    """Return the report of a build that is published."""
+    index = Index.open(output_paths(options.output)[0])
+    return _report(
+        options,
+        name,
+        index.arrays,
         samples=len(index),
         classes=index.classes,
-        label_range=_label_range(index),
         columns=tuple(index.columns),
-        rejected=rejected,
-        bytes=index.data_bytes,
-        shape=(height, width, channels),
-        dtype=np.dtype(image.descr).name,
-        converted=converted,
-        seconds=seconds,
-        num_workers=min(options.num_workers, image.rows),
+        rejected=index.image.rows - len(index),
         libraries=index.build["libraries"],
-        notes=tuple(notes),
-        ledger=output_paths(name)[2] if rejected else None,
-        arrays=_array_reports(index.arrays),
-        part=options.part,
+        **facts,
     )
 
 
-def _unfinished_report(work: _Work, unfinished: int, converted: int, seconds: float) -> BuildReport:
-    """Return the report of a part that leaves shards to others. There is no data set yet."""
-    settings = work.settings
+def _report(options: Options, name: Path, arrays: Sequence[Array], **facts: Any) -> BuildReport:
+    """Return a report. ``name`` is what the output is called."""
+    image, *others = arrays
     return BuildReport(
-        path=work.name,
-        samples=0,
-        classes=work.source.classes,
-        label_range=None,
-        columns=tuple(work.source.schema),
-        rejected=sum(len(shard.reasons()) for shard in work.own_shards),
-        bytes=sum(array.data_bytes for array in work.arrays),
-        shape=settings.shape,
-        dtype=np.dtype(settings.descr).name,
-        converted=converted,
-        seconds=seconds,
-        num_workers=work.conversion.num_workers,
-        libraries=settings.libraries(),
-        notes=tuple(work.source.notes),
-        ledger=None,
-        arrays=_array_reports(work.arrays),
-        part=work.options.part,
-        unfinished_shards=unfinished,
+        path=name,
+        bytes=sum(array.data_bytes for array in arrays),
+        shape=image.shape,
+        dtype=np.dtype(image.descr).name,
+        num_workers=min(options.num_workers, image.rows),
+        part=options.part,
+        arrays=tuple(
+            ArrayReport(array.name, array.kind, array.shape, np.dtype(array.descr).name)
+            for array in others
+        ),
+        **facts,
     )
-
-
-def _label_range(index: Index) -> tuple[float, float] | None:
-    """Return the least and greatest label, if each sample has one number."""
-    labels = index.columns.get("label")
-    if labels is None or labels.ndim != 1:
-        return None
-    labels = labels[np.isfinite(labels)]
-    return (labels.min().item(), labels.max().item()) if labels.size else None
-
-
-def _array_reports(arrays: Sequence[Array]) -> tuple[ArrayReport, ...]:
-    return tuple(
-        ArrayReport(array.name, array.kind, array.shape, np.dtype(array.descr).name)
-        for array in arrays
-        if array.kind != "image"
-    )
-
-
-def _system_error(output: Path, error: OSError) -> BuildError:
-    """Return the error for a call of the system that failed: a lack of something, or writing."""
-    goes_on = "then run the same command again: it goes on where it stopped."
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        text = f"too many files are open ({error}). Raise that limit (ulimit -n), {goes_on}"
-    elif error.errno in (errno.EAGAIN, errno.ENOMEM):
-        text = f"the system has no memory or processes left ({error}). Free some, {goes_on}"
-    else:
-        text = f"cannot be written: {error}. Make room or mend that, {goes_on}"
-    return BuildError(f"{output}: {text}", path=output)

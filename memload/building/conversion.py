@@ -16,7 +16,6 @@ from memload.building.decoders import (
     MODES,
     Decoder,
     Mode,
-    Picture,
     loaded_libraries,
     parse_color,
 )
@@ -28,7 +27,7 @@ from memload.building.extra_arrays import (
     convert_arrays,
 )
 from memload.building.files import read_value
-from memload.building.remarks import ENLARGED, FLATTENED, REDUCED
+from memload.building.remarks import ENLARGED
 from memload.building.resizing import (
     FITS,
     INTERPOLATIONS,
@@ -51,10 +50,10 @@ class Row(NamedTuple):
     """The pixels of a record, row-major ``H × W × C``, and what the journal keeps of it."""
 
     pixels: bytes
+    total: np.ndarray  #: the sum of the pixels, one number per channel
+    squares: np.ndarray  #: the sum of their squares, see `record_type`
     flags: int
     source_size: tuple[int, int]  #: width and height of the image in its file
-    total: np.ndarray  #: the sum of the pixels, one number a channel
-    squares: np.ndarray  #: the sum of their squares, see `record_type`
     columns: Mapping[str, Any]
     remarks: int = 0  #: what a note is to count it for, see `memload.building.remarks`
     extra_arrays: Sequence[ExtraRow] = ()  #: the rows of the masks and other arrays
@@ -152,15 +151,12 @@ class Settings:
         frame = Frame(picture.size, picture.orientation, placement)
         columns, flags = _move_columns(record.columns, points, boxes, frame)
         flags |= FLAG_ORIENTED * (picture.orientation > 1) | FLAG_FALLBACK * picture.used_fallback
-        pixels, total, squares = _pixels_and_sums(resized)
         return Row(
-            pixels,
+            *_pixels_and_sums(resized),
             flags,
             picture.size,
-            total,
-            squares,
             columns,
-            _remarks(picture, placement),
+            picture.remarks | ENLARGED * placement.enlarges,
             convert_arrays(self.extra_arrays, record, frame, self.max_pixels),
         )
 
@@ -204,15 +200,6 @@ def stored_sums(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     total = ones @ floats
     squares = ones @ np.square(floats, out=floats)
     return total.astype(np.uint64), squares.astype(np.uint64)
-
-
-def _remarks(picture: Picture, placement: Placement) -> int:
-    losses = picture.losses
-    return (
-        ENLARGED * placement.enlarges
-        | FLATTENED * losses.is_flattened
-        | REDUCED * losses.is_reduced
-    )
 
 
 def _to_image(array: np.ndarray) -> Image.Image:

@@ -3,26 +3,23 @@
 All JPEG decoders here are built on libjpeg-turbo and give the same pixels to the bit.
 """
 
-import contextlib
 import io
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import PIL
 from PIL import Image, ImageColor, UnidentifiedImageError, features
 
 from memload.building.depth import (
-    check_range,
     check_transparency,
     gray_values,
     is_deep_gray,
     largest_value,
-    load_pgm,
     to_8_bits,
 )
+from memload.building.remarks import FLATTENED, REDUCED
 from memload.building.resizing import turn, turn_size
 from memload.errors import BuildError, DecodeError, DependencyError, describe_error
 from memload.sources.contents import MAX_PIXELS
@@ -48,7 +45,6 @@ DECODERS = ("pillow", "jpeg4py")
 #: pictures) is opened as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
-
 #: What decoding takes at most. The dearest kinds are transparency and 16 bits.
 _BYTES_PER_PIXEL = 20
 
@@ -56,21 +52,14 @@ _BYTES_PER_PIXEL = 20
 Draft = Callable[[tuple[int, int]], tuple[int, int]]
 
 
-class Losses(NamedTuple):
-    """What was lost when a picture was converted to its mode."""
-
-    is_flattened: bool = False  #: whether the background shows through transparent pixels
-    is_reduced: bool = False  #: whether more than 8 bits per channel were reduced to 8
-
-
 class Picture(NamedTuple):
     """A decoded picture, and what is known of its file."""
 
     image: Image.Image  #: upright, in the mode asked for; F for I;16
     size: tuple[int, int]  #: width and height as stored, before any scaling by the decoder
-    orientation: int  #: the EXIF orientation from which it was turned upright, 1 for none
+    orientation: int = 1  #: the EXIF orientation from which it was turned upright
     used_fallback: bool = False  #: whether the chosen library gave up and Pillow decoded the file
-    losses: Losses = Losses()
+    remarks: int = 0  #: what was lost, see `memload.building.remarks`
 
 
 class Decoder:
@@ -109,38 +98,13 @@ class Decoder:
 
         With ``draft``, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size.
         """
-        with decoding(self.max_pixels):
-            if isinstance(data, Image.Image):
-                return self._decode(data, b"", None)
-            image = open_image(data)
-            with enough_memory(image):
-                return self._decode(image, data, draft)
 
-    def _decode(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
-        width, height = image.size
-        if not width or not height:
-            raise DecodeError(f"the picture has no pixels: its size is {width}×{height}")
-        if width * height > self.max_pixels:
-            raise too_large(width * height, self.max_pixels)
-        if data and image.format in ("JPEG", "MPO"):
-            return self._decode_jpeg(image, data, draft)
-        if image.format == "TIFF":
-            return self._decode_tiff(image)
-        converted, losses = self._load_and_convert(image, data)
-        return self._upright(
-            converted, losses, image.size, orientation_of(image) if self.exif else 1
-        )
+        def decode(image: Image.Image) -> Picture:
+            if isinstance(data, bytes) and image.format in ("JPEG", "MPO"):
+                return self._decode_jpeg(image, data, draft)
+            return self._decode(image)
 
-    def _load_and_convert(self, image: Image.Image, data: bytes) -> tuple[Image.Image, Losses]:
-        largest, transparent = largest_value(image), _png_transparent_value(image)
-        check_transparency(image, self.mode)
-        values = load_pgm(image, data) if data else None
-        if values is not None:
-            return _convert_deep_gray(values, largest, self.mode)
-        image.load()
-        if transparent is not None:
-            image.info["transparency"] = transparent
-        return to_mode(image, self.mode, self.background, largest)
+        return decoded(data, self.max_pixels, decode)
 
     def _decode_jpeg(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         size = image.size
@@ -149,135 +113,114 @@ class Decoder:
         if draft is not None and is_plain:
             wanted = turn_size(draft(turn_size(size, orientation)), orientation)
             image.draft(image.mode, wanted)
-        decoded, used_fallback = None, False
+        found, used_fallback = None, False
         if self.uses_jpeg4py and is_plain and image.size == size:  # it is not to be scaled down
-            decoded = _decode_with_jpeg4py(data)
-            used_fallback = decoded is None
-        if decoded is None:
+            found = _decode_with_jpeg4py(data)
+            used_fallback = found is None
+        if found is None:
             image.load()
-            decoded = image
-        converted, losses = to_mode(decoded, self.mode, self.background)
-        picture = self._upright(converted, losses, size, orientation)
-        return picture._replace(used_fallback=used_fallback)
+            found = image
+        converted, remarks = to_mode(found, self.mode, self.background)
+        return Picture(turn(converted, orientation), size, orientation, used_fallback, remarks)
 
-    def _decode_tiff(self, image: Image.Image) -> Picture:
-        if tile_pixels(image) > self.max_pixels:
-            raise too_large(tile_pixels(image), self.max_pixels)
-        orientation = orientation_of(image)
-        image.load()  # Pillow turns it upright
-        image, losses = to_mode(image, self.mode, self.background, largest_value(image))
-        image = turn(image, INVERSE.get(orientation, orientation))  # as it is stored
-        return self._upright(image, losses, image.size, orientation if self.exif else 1)
-
-    def _upright(
-        self,
-        image: Image.Image,
-        losses: Losses,
-        size: tuple[int, int],
-        orientation: int,
-    ) -> Picture:
-        """Turn a converted picture upright."""
-        return Picture(turn(image, orientation), size, orientation, losses=losses)
+    def _decode(self, image: Image.Image) -> Picture:
+        largest, is_tiff = largest_value(image), image.format == "TIFF"
+        check_transparency(image, self.mode)
+        orientation = orientation_of(image) if is_tiff else 1  # which loading forgets
+        image.load()  # and turns a TIFF upright
+        converted, remarks = to_mode(image, self.mode, self.background, largest)
+        if is_tiff:
+            converted = turn(converted, INVERSE.get(orientation, orientation))  # as it is stored
+        else:
+            orientation = orientation_of(image)
+        size = converted.size
+        if not self.exif:
+            orientation = 1
+        return Picture(turn(converted, orientation), size, orientation, remarks=remarks)
 
 
-def open_image(data: bytes) -> Image.Image:
-    """Return the picture in the bytes of a file, not decoded yet. Raises what Pillow does."""
+_Decoded = TypeVar("_Decoded")
+
+
+def decoded(
+    data: bytes | Image.Image, max_pixels: int, decode: Callable[[Image.Image], _Decoded]
+) -> _Decoded:
+    """Return what ``decode`` makes of the picture in the bytes of a file, or of a PIL image.
+
+    Raises DecodeError for a picture that is damaged or too large, and BuildError if this process
+    lacks the memory for it.
+    """
+    width = height = 0
+    try:
+        image = data if isinstance(data, Image.Image) else _open_image(data)
+        width, height = image.size
+        tags: Any = getattr(image, "tag_v2", {})
+        in_tile = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))  # decoded whole
+        pixels = max(width * height, in_tile)
+        if not width * height:
+            raise DecodeError(f"the picture has no pixels: its size is {width}×{height}")
+        if pixels > max_pixels:
+            raise DecodeError(
+                f"too large: it has {pixels:,} pixels, and at most {max_pixels:,} are allowed "
+                "(--max-pixels)"
+            )
+        return decode(image)
+    except (DecodeError, BuildError):
+        raise
+    except MemoryError as error:
+        raise _memory_error(width, height) from error
+    except UnidentifiedImageError as error:
+        raise DecodeError(f"not an image in a supported format ({', '.join(FORMATS)})") from error
+    except Exception as error:  # Pillow raises anything for a damaged file
+        is_plain = isinstance(error, OSError) and str(error)
+        raise DecodeError(str(error) if is_plain else describe_error(error)) from error
+
+
+def _open_image(data: bytes) -> Image.Image:
     if not data:
         raise DecodeError("the file is empty")
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
-def tile_pixels(image: Image.Image) -> int:
-    """Return how many pixels a tile of a TIFF has, which is decoded whole; 0 without tiles."""
-    tags: Any = getattr(image, "tag_v2", {})
-    return int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))
-
-
-@contextlib.contextmanager
-def decoding(max_pixels: int) -> Iterator[None]:
-    """Turn whatever Pillow raises while it decodes into DecodeError."""
+def _memory_error(width: int, height: int) -> DecodeError | BuildError:
+    """Return the error for a lack of memory, which may be the fault of a damaged file."""
     try:
-        yield
-    except (DecodeError, BuildError):
-        raise
-    except Exception as error:  # Pillow raises anything for a damaged file
-        raise _decode_error(error, max_pixels) from error
-
-
-@contextlib.contextmanager
-def enough_memory(image: Image.Image) -> Iterator[None]:
-    """Tell a lack of memory, which is no fault of the picture, from a damaged file.
-
-    Raises BuildError if this process cannot have what a picture of that size takes at most.
-    """
-    try:
-        yield
-    except MemoryError as error:
-        try:
-            bytearray(_BYTES_PER_PIXEL * image.width * image.height)
-        except MemoryError:
-            raise BuildError(
-                f"There is not enough memory to decode a picture of {image.width:,}×"
-                f"{image.height:,} pixels. Free some, use fewer workers (--num-workers), or reject "
-                "such pictures (--max-pixels). Then run the same command again: it goes on where "
-                "it stopped."
-            ) from error
-        raise DecodeError("it asks for more memory than a picture of its size needs") from error
-
-
-def _decode_error(error: Exception, max_pixels: int) -> DecodeError:
-    if isinstance(error, Image.DecompressionBombError):
-        # Pillow's own limit. Its message has the number of pixels in parentheses, and no size.
-        return too_large(int(re.findall(r"\((\d+) pixels\)", str(error))[0]), max_pixels)
-    if isinstance(error, UnidentifiedImageError):
-        return DecodeError(f"not an image in a supported format ({', '.join(FORMATS)})")
-    # For bad files, Pillow raises OSError, ValueError, SyntaxError, struct.error and others.
-    is_plain = isinstance(error, OSError) and str(error)
-    return DecodeError(str(error) if is_plain else describe_error(error))
-
-
-def too_large(pixels: int, max_pixels: int) -> DecodeError:
-    """Return the error for a picture with too many pixels."""
-    return DecodeError(
-        f"too large: it has {pixels:,} pixels, and at most {max_pixels:,} are allowed "
-        "(--max-pixels)"
-    )
+        bytearray(_BYTES_PER_PIXEL * width * height)
+    except MemoryError:
+        return BuildError(
+            f"There is not enough memory to decode a picture of {width:,}×{height:,} pixels. Free "
+            "some, use fewer workers (--num-workers), or reject such pictures (--max-pixels). Then "
+            "run the same command again: it goes on where it stopped."
+        )
+    return DecodeError("it asks for more memory than a picture of its size needs")
 
 
 def to_mode(
     image: Image.Image, mode: Mode, background: tuple[int, int, int], largest: int = 255
-) -> tuple[Image.Image, Losses]:
-    """Convert a loaded picture of any mode to RGB or L, or to F for the mode I;16.
+) -> tuple[Image.Image, int]:
+    """Convert a picture of any mode to RGB or L, or to F for the mode I;16. Returns remarks, too.
 
     Transparent pixels show ``background`` (R, G, B). ``largest`` is the picture's `largest_value`;
     for RGB and L, values are scaled so that it becomes 255, not clipped. Raises DecodeError if the
     pixels have no declared range.
     """
     if is_deep_gray(image):
-        if mode != "I;16":
-            check_range(image)
-        return _convert_deep_gray(gray_values(image, largest), largest, mode)
+        values = gray_values(image, largest)
+        if mode == "I;16":
+            return Image.fromarray(values.astype(np.float32)), 0
+        gray = Image.fromarray(to_8_bits(values, largest))
+        return gray if mode == "L" else gray.convert(mode), REDUCED
     if image.mode == "La":
         image = image.convert("LA")  # Pillow cannot convert premultiplied gray to anything else
-    is_flattened = False
+    remarks = REDUCED * (largest > 255)
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        is_flattened = image.getchannel("A").getextrema() != (255, 255)
+        remarks |= FLATTENED * (image.getchannel("A").getextrema() != (255, 255))
         canvas = Image.new("RGBA", image.size, (*background, 255))
         image = Image.alpha_composite(canvas, image).convert("RGB")
     if mode == "I;16":
-        image = image.convert("L").convert("F")
-    elif image.mode != mode:
-        image = image.convert(mode)
-    return image, Losses(is_flattened, is_reduced=largest > 255)
-
-
-def _convert_deep_gray(values: np.ndarray, largest: int, mode: Mode) -> tuple[Image.Image, Losses]:
-    """Convert uint16 gray ``(H, W)`` from 0 to ``largest``."""
-    if mode == "I;16":
-        return Image.fromarray(values.astype(np.float32)), Losses()
-    gray = Image.fromarray(to_8_bits(values, largest))
-    return gray if mode == "L" else gray.convert(mode), Losses(is_reduced=True)
+        return image.convert("L").convert("F"), remarks
+    return image if image.mode == mode else image.convert(mode), remarks
 
 
 def parse_color(text: str, argument: str) -> tuple[int, int, int]:
@@ -309,12 +252,12 @@ def loaded_libraries(decoder: str = "pillow") -> dict[str, str]:
 
 # -------------------------------------------------------------------------------- EXIF orientation
 
-_ORIENTATION = 274
+_ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 274, 322, 323  # tags
 #: The orientation that undoes another one, if it is not the same.
 INVERSE = {6: 8, 8: 6}
 
 #: Where pictures of other formats than TIFF keep an orientation.
-_EXIF_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+_EXIF_KEYS = frozenset(("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"))
 
 
 def orientation_of(image: Image.Image) -> int:
@@ -324,35 +267,13 @@ def orientation_of(image: Image.Image) -> int:
     orientation, and Pillow removes it from TIFFs. Ask after other formats are loaded: a PNG may
     have its EXIF behind the pixels.
     """
-    if image.format != "TIFF" and not any(key in image.info for key in _EXIF_KEYS):
+    if image.format != "TIFF" and _EXIF_KEYS.isdisjoint(image.info):
         return 1  # saves 20 µs for each picture without EXIF
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001  # broken EXIF is no reason to reject a picture
         return 1
     return orientation if orientation in range(1, 9) else 1
-
-
-# -------------------------------------------------------------------------- quirks of PNG and TIFF
-
-_TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF
-
-
-def _png_transparent_value(image: Image.Image) -> int | tuple[int, ...] | None:
-    """Return the transparent color of a PNG, scaled as its pixels will be, or None if it is right.
-
-    Loading a PNG scales pixels of 2, 4 and 16 bits to 8, but not the transparent color.
-    """
-    value, tiles = image.info.get("transparency"), getattr(image, "tile", None)
-    if image.format != "PNG" or value is None or not tiles:
-        return None
-    arguments = tiles[0][3]
-    raw_mode = arguments[0] if isinstance(arguments, tuple) else arguments
-    if isinstance(value, int) and raw_mode in ("L;2", "L;4"):
-        return value * (85 if raw_mode == "L;2" else 17)
-    if isinstance(value, tuple) and raw_mode == "RGB;16B":  # Pillow keeps the upper 8 bits
-        return tuple(part >> 8 for part in value)
-    return None
 
 
 # ------------------------------------------------------------------------------ optional libraries

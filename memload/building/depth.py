@@ -59,62 +59,45 @@ def _tiles(image: Image.Image) -> list[tuple[str, Any, int, Any]]:
 def gray_values(image: Image.Image, largest: int) -> np.ndarray:
     """Return the values of a loaded picture of one channel as in its file, uint16 ``(H, W)``.
 
-    ``largest`` is its `largest_value`. Raises DecodeError if the values do not fit in 16 bits.
+    ``largest`` is its `largest_value`. Raises DecodeError for other values than whole numbers of up
+    to 16 bits: these do not say which one is white.
     """
+    tags = getattr(image, "tag_v2", {})
     pixels = np.asarray(image)
-    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
+    is_signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
+    if (
+        image.mode == "F"
+        or largest > 65535
+        or is_signed
+        or pixels.min() < 0
+        or pixels.max() > 65535
+    ):
         raise DecodeError(
-            f"{_content(image)}, but gray values are whole numbers from 0 to 65,535. {_REMEDY}"
+            f"a picture of Pillow's mode {image.mode} with values from {pixels.min():,.8g} to "
+            f"{pixels.max():,.8g}, and not of whole numbers from 0 to 65,535. {_REMEDY}"
         )
     if image.format == "PPM" and largest < 65535:  # Pillow has scaled it to 65,535
         return np.rint(pixels * (largest / 65535)).astype(np.uint16)
     values: np.ndarray = pixels.astype(np.uint16)
-    if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:
+    if tags.get(_PHOTOMETRIC) == 0:
         return largest - values  # white is zero, which Pillow heeds only up to 8 bits
     return values
 
 
 def check_transparency(image: Image.Image, mode: str) -> None:
-    """Raise DecodeError for gray of 16 bits with transparency, if a mode would lose some of it.
+    """Raise DecodeError for a PNG whose transparency Pillow does not decode exactly.
 
-    Of gray with alpha, Pillow keeps 8 bits. Ask before the picture is loaded.
+    It scales pixels of 2, 4 and 16 bits to 8, but not their transparent color, and keeps 8 bits of
+    gray with alpha. Ask before the picture is loaded.
     """
-    has_value = is_deep_gray(image) and isinstance(image.info.get("transparency"), int)
-    if has_value or (mode == "I;16" and png_raw_mode(image) == "LA;16B"):
-        raise DecodeError(f"gray of 16 bits with transparency cannot be decoded exactly. {_REMEDY}")
-
-
-def load_pgm(image: Image.Image, data: bytes) -> np.ndarray | None:
-    """Return the values of a PGM of 16 bits, for which Pillow takes 2 µs per pixel, or None.
-
-    ``data`` are the bytes of its file. Raises ValueError if they are truncated.
-    """
-    if image.format != "PPM" or image.mode != "I":
-        return None
-    decoder, _, offset, arguments = _tiles(image)[0]
-    if decoder != "ppm":
-        return None
-    values = np.frombuffer(data, ">u2", image.width * image.height, offset)
-    values = values.reshape(image.height, image.width).astype(np.uint16)
-    return np.asarray(np.minimum(values, arguments[1]))
-
-
-def check_range(image: Image.Image) -> None:
-    """Raise DecodeError if a picture of one channel does not say which value is white."""
-    tags = getattr(image, "tag_v2", {})
-    is_signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
-    if image.mode == "F" or largest_value(image) > 65535 or is_signed:
+    raw_mode = png_raw_mode(image)
+    is_scaled = raw_mode in ("L;2", "L;4") or ";16" in raw_mode
+    if (is_scaled and "transparency" in image.info) or (mode, raw_mode) == ("I;16", "LA;16B"):
         raise DecodeError(
-            f"{_content(image)}, without a declared range to scale to 8 bits. {_REMEDY}"
+            f"a PNG of 2, 4 or 16 bits with transparency cannot be decoded exactly. {_REMEDY}"
         )
 
 
 def to_8_bits(values: np.ndarray, largest: int) -> np.ndarray:
     """Return uint8 for uint16, where ``largest`` becomes 255."""
     return ((values.astype(np.uint32) * 255 + largest // 2) // largest).astype(np.uint8)
-
-
-def _content(image: Image.Image) -> str:
-    """Return, for example, ``32-bit values of Pillow's mode F from -0.5 to 20``."""
-    low, high = image.getextrema()
-    return f"a picture of Pillow's mode {image.mode} with values from {low:,.8g} to {high:,.8g}"

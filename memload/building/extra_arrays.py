@@ -1,6 +1,6 @@
 """Masks, which go where the pixels of their image go, and other arrays, which stay as they are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 from memload.building.files import read_value
 from memload.building.resizing import Placement, place_mask
-from memload.building.stored_values import ID_MODES, decode_values, is_npy, read_array
+from memload.building.stored_values import ID_MODES, decode_values, read_array
 from memload.errors import DecodeError
 from memload.sources.samples import Record
 from memload.storage.format import DESCRS_OF_ARRAYS
@@ -19,10 +19,6 @@ MARGIN_ID = 255
 
 _TYPES = ", ".join(np.dtype(descr).name for descr in DESCRS_OF_ARRAYS)
 _ALL_BYTES = bytes(range(256))
-
-
-class MissingArrayError(DecodeError):
-    """A sample lacks an array."""
 
 
 class Frame(NamedTuple):
@@ -38,7 +34,6 @@ class ExtraRow(NamedTuple):
 
     data: bytes
     ids: np.ndarray = np.zeros(0, np.uint8)  #: which ids occur, see `ExtraArray.bitmap_size`
-    is_missing: bool = False  #: whether the sample has none, and it was filled
 
 
 @dataclass(frozen=True)
@@ -69,21 +64,16 @@ class ExtraArray:
     def convert(self, value: Any, frame: Frame, max_pixels: int) -> ExtraRow:
         """Return the row of a value as `Record` has it. Raises DecodeError, which names it."""
         try:
+            if value is None and self.missing_id is not None:
+                return self._mask_row(np.full(self.shape, self.missing_id, self.descr))
             if value is None:
-                return self._missing_row()
+                remedy = ". Add it, or say --missing-masks 0" if self.kind == "mask" else ""
+                raise DecodeError(f"it is missing{remedy}")
             if self.kind == "array":
                 return self._convert_array(value, max_pixels)
             return self._convert_mask(value, frame, max_pixels)
         except DecodeError as error:
-            raise type(error)(f"{self.kind} {self.name!r}: {error.reason}") from error
-
-    def _missing_row(self) -> ExtraRow:
-        if self.kind == "array":
-            raise MissingArrayError("it is missing")
-        if self.missing_id is None:
-            raise MissingArrayError("it is missing. Add it, or say --missing-masks 0")
-        row = self._mask_row(np.full(self.shape, self.missing_id, self.descr))
-        return row._replace(is_missing=True)
+            raise DecodeError(f"{self.kind} {self.name!r}: {error.reason}") from error
 
     def _convert_array(self, value: Any, max_pixels: int) -> ExtraRow:
         array = _stored_array(value, max_pixels)
@@ -97,8 +87,9 @@ class ExtraArray:
         return ExtraRow(array.tobytes())
 
     def _convert_mask(self, value: Any, frame: Frame, max_pixels: int) -> ExtraRow:
-        mask = read_mask(value, max_pixels, lambda size: _check_size(size, frame))
-        mask = with_type(mask, self.descr)
+        mask = read_mask(value, max_pixels)
+        _check_size(mask.shape[::-1], frame)
+        mask = _with_type(mask, self.descr)
         return self._mask_row(place_mask(mask, frame.orientation, frame.placement, MARGIN_ID))
 
     def _mask_row(self, mask: np.ndarray) -> ExtraRow:
@@ -114,15 +105,13 @@ def convert_arrays(
 
 
 def look_at_array(array: ExtraArray, value: Any, max_pixels: int) -> ExtraArray:
-    """Return an array with the type and shape of a value as `Record` has it.
+    """Return an array with the type and shape of a value as `Record` has it. Raises DecodeError.
 
     The ids of a mask with 8 bits become uint8, and those of uint16 stay. Signed integers, and those
     of 32 and 64 bits, are what libraries take by default, whatever the ids: these become uint8,
-    too, unless an id is larger. ``value`` is None if the sample lacks it. Raises DecodeError.
+    too, unless an id is larger.
     """
     try:
-        if value is None:
-            raise MissingArrayError("it is missing")
         if array.kind == "mask":
             ids = read_mask(value, max_pixels)
             is_deep = ids.dtype.itemsize > 1 and (ids.dtype.name == "uint16" or ids.max() > 255)
@@ -130,35 +119,21 @@ def look_at_array(array: ExtraArray, value: Any, max_pixels: int) -> ExtraArray:
         stored = _stored_array(value, max_pixels)
         return replace(array, descr=stored.dtype.str, shape=stored.shape)
     except DecodeError as error:
-        raise type(error)(f"{array.kind} {array.name!r}: {error.reason}") from error
+        raise DecodeError(f"{array.kind} {array.name!r}: {error.reason}") from error
 
 
-def read_mask(
-    value: Any, max_pixels: int, check: Callable[[tuple[int, int]], None] = lambda size: None
-) -> np.ndarray:
-    """Return the ids of a mask, integers from 0 to 65,535 ``(H, W)``.
+def read_mask(value: Any, max_pixels: int) -> np.ndarray:
+    """Return the ids of a mask, integers from 0 to 65,535 ``(H, W)``. Raises DecodeError.
 
-    Those of a picture are bool, uint8 or uint16, and those of an array are of its type. ``check``
-    is called with width and height before a picture is decoded.
+    Those of a picture are bool, uint8 or uint16, and those of an array are of its type.
     """
-
-    def check_picture(image: Image.Image) -> None:
-        if image.format != "TIFF":  # whose size may be that of the picture turned upright
-            check(image.size)
-        _check_mode(image)
-
     data = read_value(value, max_pixels)
-    if isinstance(data, np.ndarray):
-        ids = _checked_ids(data)
-    else:
-        ids = _checked_ids(decode_values(data, max_pixels, check_picture))
-        if not is_npy(data) and ids.dtype.itemsize > 1:
-            ids = ids.astype(np.uint16, copy=False)  # of 16 bits, some Pillows make int32
-    check(ids.shape[::-1])
-    return ids
+    if not isinstance(data, np.ndarray):
+        data = decode_values(data, max_pixels, _check_mode)
+    return _checked_ids(data)
 
 
-def with_type(ids: np.ndarray, descr: str) -> np.ndarray:
+def _with_type(ids: np.ndarray, descr: str) -> np.ndarray:
     """Return ids with the type of all masks. Raises DecodeError if it is too small."""
     largest = np.iinfo(descr).max
     if ids.dtype.itemsize > np.dtype(descr).itemsize and ids.max() > largest:

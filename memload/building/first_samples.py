@@ -10,14 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from PIL import Image
-
 from memload.building.conversion import AnySettings
-from memload.building.extra_arrays import ExtraArray, MissingArrayError, look_at_array
-from memload.building.open_files import reopen_files
-from memload.building.pillow_warnings import quiet_pillow
-from memload.building.pool import Chunk, NoteRow, run
-from memload.errors import BuildError, SourceError, describe_error
+from memload.building.extra_arrays import ExtraArray, look_at_array
+from memload.building.pool import look_at
+from memload.errors import SourceError
 from memload.sources.samples import Source
 
 #: So many samples are tried. Of these, a few may crash or hang.
@@ -31,79 +27,38 @@ def first_usable(
     timeout: float,
     *,
     what: str = "samples of the data set",
-    passed_over: type[Exception] | None = None,
 ) -> Any:
     """Return what ``look`` returns for the first sample for which it does not fail.
 
     Args:
-        look: Called with the number of a sample; in a worker, unless ``num_workers`` is 0.
+        look: Called with the number of a sample; in a worker, unless ``num_workers`` is 0. If it
+            returns None, the next sample is looked at. If it does so for all, None is returned.
         keys: The names of the samples.
         num_workers: The number of workers of the build.
         timeout: Seconds for one sample.
         what: What messages call the samples.
-        passed_over: Samples for which ``look`` raises this are no failures. If need be, all others
-            are looked at. If it is raised for each sample, None is returned.
 
     Raises SourceError if ``look`` does, or if it fails for all of the first samples.
     """
-    results = run(
-        functools.partial(_Look, look, passed_over, in_worker=num_workers > 0),
-        iter([Chunk(0, len(keys))]),
-        num_workers=min(num_workers, 1),
-        timeout=timeout,
-    )
-    with contextlib.closing(results), quiet_pillow():
-        _, (found, failures) = next(results)
-    if found:
-        return found[0]
+    failures, lost = [], 0
+    looks = look_at(look, range(len(keys)), num_workers=num_workers, timeout=timeout)
+    with contextlib.closing(looks):
+        for chunk, (found, reason) in looks:
+            if found is not None:
+                return found
+            if reason:
+                failures.append((chunk.start, reason))
+                lost += bool(chunk.lost)
+            if len(failures) == _MAX_FIRST_SAMPLES or lost == len(failures) == _MAX_LOST_SAMPLES:
+                break
     if failures:
         row, reason = failures[0]
         name = f"sample {row}" if str(keys[row]) == str(row) else keys[row]
         raise SourceError(
-            f"None of the first {len(failures)} {what} can be used. The first is {name}: {reason}"
+            f"None of the first {len(failures)} {what} can be used. The first is {name}: "
+            f"{reason:.500}"
         )
     return None
-
-
-class _Look:
-    """The work of `first_usable`. It is made in the worker."""
-
-    def __init__(
-        self,
-        look: Callable[[int], Any],
-        passed_over: type[Exception] | None,
-        *,
-        in_worker: bool,
-    ) -> None:
-        self.look, self.passed_over = look, passed_over or ()
-        self.failures = BaseException if in_worker else Exception
-        if in_worker:
-            Image.MAX_IMAGE_PIXELS = None  # --max-pixels is the limit
-            reopen_files()
-
-    def __call__(self, chunk: Chunk, note_row: NoteRow) -> tuple[list[Any], list[tuple[int, str]]]:
-        failures: list[tuple[int, str]] = []
-        for row in range(chunk.start, chunk.stop):
-            if len(failures) == _MAX_FIRST_SAMPLES:
-                break
-            note_row(row)
-            if row in chunk.lost:
-                failures.append((row, chunk.lost[row]))
-                if len(failures) >= _MAX_LOST_SAMPLES == len(chunk.lost):
-                    break
-                continue
-            try:
-                return [self.look(row)], failures
-            except (SourceError, BuildError):
-                raise
-            except self.passed_over:
-                continue
-            except self.failures as error:
-                failures.append((row, describe_error(error)[:500]))
-        return [], failures
-
-    def close(self) -> None:
-        pass
 
 
 def find_arrays(
@@ -136,7 +91,6 @@ def find_arrays(
             num_workers,
             timeout,
             what=f"samples with the {kind} {name!r}",
-            passed_over=MissingArrayError,
         )
         if found is None and not is_filled:
             remedy = ", or fill them: --missing-masks 0" if kind == "mask" else ""
@@ -150,9 +104,14 @@ def find_arrays(
     return tuple(arrays)
 
 
-def _look_at(source: Source, settings: AnySettings, array: ExtraArray, row: int) -> ExtraArray:
-    """Return an array as one sample has it. Raises DecodeError if that sample cannot be used."""
+def _look_at(
+    source: Source, settings: AnySettings, array: ExtraArray, row: int
+) -> ExtraArray | None:
+    """Return an array as one sample has it, or None if that lacks it. Raises DecodeError."""
     record = source[row]
-    found = look_at_array(array, record.arrays.get(array.name), settings.max_pixels)
+    value = record.arrays.get(array.name)
+    if value is None:
+        return None
+    found = look_at_array(array, value, settings.max_pixels)
     replace(settings, extra_arrays=(found,)).convert(record, ())
     return found

@@ -1,29 +1,22 @@
 """The arguments of `memload.build`, checked, and what they say: the source, and its conversion."""
 
-import errno
 import functools
-import multiprocessing
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from pathlib import Path
-from typing import Any, Final, get_args
-
-import numpy as np
-from PIL import Image
+from typing import Any, Final
 
 from memload.building.conversion import AnySettings, ArraySettings, Settings
-from memload.building.decoders import MODE_OF_STORED, Mode
+from memload.building.decoders import MODE_OF_STORED
 from memload.building.first_samples import find_arrays, first_usable
 from memload.building.summary import RejectLimit
 from memload.errors import BuildError, SourceError
 from memload.machine import available_cores
-from memload.sources.columns import Column
 from memload.sources.existing import IndexRows, NpyRows
 from memload.sources.opening import open_source, paths_of
 from memload.sources.samples import Source
-from memload.storage.format import DESCRS_OF_COLUMNS, RESERVED, check_array_name, output_paths
+from memload.storage.format import RESERVED, check_array_name, output_paths
 from memload.storage.index import Index
 from memload.wording import parse_size
 
@@ -84,25 +77,41 @@ class Options:
     new_to: Any
 
     def __post_init__(self) -> None:
-        output = Path(self.output)
-        _check_output(self.source, output, self.new_to)
-        if not (isinstance(self.timeout, Real) and self.timeout > 0):
+        output = Path(self.output).absolute()  # should the folder of this process change
+        output_paths(self.output)  # its name is right
+        if not output.parent.is_dir():
+            raise BuildError(
+                f"{output.parent}: there is no such folder for the output. Make it first.",
+                path=output,
+            )
+        if not self.timeout > 0:  # NaN is not, either
             raise ValueError(f"timeout: {self.timeout!r} is not above 0 seconds.")
+        if self.executor is not None and self.part is not None:
+            raise ValueError("part and executor: an executor builds all parts. Leave out one.")
+        if self.shard_size is None and (self.executor is not None or self.part is not None):
+            name = "part" if self.executor is None else "executor"
+            raise ValueError(
+                f"{name}: what is shared are shards. Give shard_size, too, such as '4GB'."
+            )
         num_workers = self.num_workers
         if num_workers is None:
             num_workers = available_cores() if self.executor is None else 0
-        _check_workers(num_workers, self.max_pixels)
+        if num_workers < 0:
+            raise ValueError(f"num_workers: {num_workers} is negative.")
         checked = {
-            "output": output.absolute(),  # should the folder of this process change
+            "output": output,
             "num_workers": num_workers,
-            "part": checked_part(self.part),
+            "part": _checked_part(self.part),
             "max_rejects": RejectLimit(self.max_rejects),
             "shard_size": _shard_bytes(self.shard_size),
-            "missing_masks": _checked_id(self.missing_masks),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        _check_shards(self.part, self.executor, self.shard_size)
+        if self.missing_masks is not None and not 0 <= self.missing_masks <= 65535:
+            raise ValueError(
+                f"missing_masks: {self.missing_masks!r} is not an id from 0 to 65,535, nor None, "
+                "which rejects samples without a mask."
+            )
         self._check_image_options(self.mode)
 
     @property
@@ -112,9 +121,6 @@ class Options:
 
     def _check_image_options(self, mode: Any) -> None:
         """Raise ValueError for a wrong option, or one without effect in a mode."""
-        modes = (*get_args(Mode), "array")
-        if mode is not None and mode not in modes:
-            raise ValueError(f"mode: {mode!r} is not one of {', '.join(modes)}.")
         if mode != "array":
             Settings(mode=mode or _MODE, **self.image_options)
             return
@@ -136,18 +142,12 @@ class Options:
         Raises ValueError, SourceError and DependencyError.
         """
         workers = {"num_workers": self.num_workers, "timeout": self.timeout}
-        reading = {name: getattr(self, name) for name in _READING_OPTIONS}
-        try:
-            opened = open_source(
-                self.source, first_usable=functools.partial(first_usable, **workers), **reading
-            )
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                raise SourceError(f"{self.source}: this path is too long. Check it.") from error
-            if error.errno == errno.EACCES and error.filename:
-                raise SourceError(f"{error.filename} cannot be read: {error.strerror}.") from error
-            raise
-        check_source(opened)
+        opened = open_source(
+            self.source,
+            first_usable=functools.partial(first_usable, **workers),
+            **{name: getattr(self, name) for name in _READING_OPTIONS},
+        )
+        _check_source(opened)
         return opened
 
     def settings(self, source: Source) -> AnySettings:
@@ -169,9 +169,11 @@ class Options:
     def _settings_of_images(self, source: Source) -> AnySettings:
         """Return how the images are converted. Arrays and data sets are stored as they are."""
         size, mode = self.size, self.mode
-        if self.new_to is not None:
-            size, mode = size_and_mode(self.new_to, size, mode)
-        sides = None if size is None else height_and_width(size)
+        if self.new_to is not None:  # as that data set has it
+            index = Index.open(self.new_to)
+            size = index.image.shape[:2] if size is None else size
+            mode = mode or index.setting("mode")
+        sides = None if size is None else _height_and_width(size)
         own_mode, own_sides = _stored_as(source)
         mode = mode or own_mode or _MODE
         self._check_image_options(mode)
@@ -218,12 +220,6 @@ def _stored_as(source: Source) -> tuple[Any, tuple[int, int] | None]:
     return MODE_OF_STORED.get((stored.descr, channels), "array"), (height, width)
 
 
-def size_and_mode(dataset: str | Path, size: Any, mode: Any) -> tuple[Any, Any]:
-    """Return size and mode for more samples of a data set: where they are None, its own."""
-    index = Index.open(dataset)
-    return index.image.shape[:2] if size is None else size, mode or index.setting("mode")
-
-
 def different_settings(dataset: str | Path, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield a note if other settings make other pictures of the new samples."""
     index = Index.open(dataset)
@@ -236,88 +232,20 @@ def different_settings(dataset: str | Path, settings: Mapping[str, Any]) -> Iter
         yield f"other settings than those of {dataset}: {', '.join(differences)}"
 
 
-# ---------------------------------------------------------------------------------- wrong arguments
-
-
-def _check_output(source: Any, output: Path, new_to: Any) -> None:
-    names = paths_of(source)
-    given = Path(names[0]) if names is not None and len(names) == 1 else None
-    if output.suffix != ".bin" and given is not None and given.suffix == ".bin":
-        raise ValueError(
-            f"source and output: {str(given)!r} is to be read and {str(output)!r} written. Are "
-            "they swapped?"
-        )
-    index_path, _, _ = output_paths(output)
-    try:
-        is_folder, _ = output.parent.is_dir(), output.exists()
-    except OSError as error:  # the path is too long, for example
-        raise BuildError(
-            f"{output}: nothing can be stored there: {error.strerror}. Choose another output.",
-            path=output,
-        ) from error
-    if not is_folder:
-        raise BuildError(
-            f"{output.parent}: there is no such folder for the output. Make it first.", path=output
-        )
-    if new_to is not None and Path(new_to).with_suffix(".idx").resolve() == index_path.resolve():
-        raise ValueError(
-            f"new_to: {new_to} is the output itself, which would hold only what is new then. Name "
-            "another output, and put both under one index with 'memload concat'."
-        )
-
-
-def _check_workers(num_workers: Any, max_pixels: int) -> None:
-    if not isinstance(num_workers, int | np.integer) or isinstance(num_workers, bool):
-        raise TypeError(f"num_workers: {num_workers!r} is no whole number.")
-    if num_workers < 0:
-        raise ValueError(f"num_workers: {num_workers} is negative.")
-    limit = Image.MAX_IMAGE_PIXELS
-    if num_workers == 0 and limit is not None and max_pixels > 2 * limit:
-        raise ValueError(
-            f"max_pixels: {max_pixels:,} is too large for num_workers=0, because Pillow's own "
-            f"limit of {2 * limit:,} applies in this process. Use workers, or raise "
-            "PIL.Image.MAX_IMAGE_PIXELS."
-        )
-    if num_workers > 0 and multiprocessing.current_process().daemon:
-        raise BuildError(
-            "Workers cannot be started here: this is a daemonic process, such as a worker of a "
-            "DataLoader, of a Pool or of Dask. Use num_workers=0, which works everywhere."
-        )
-
-
-def checked_part(part: Any) -> tuple[int, int] | None:
+def _checked_part(part: Any) -> tuple[int, int] | None:
     """Return a part ``(i, n)``, or None. Raises ValueError for anything else."""
     if part is None:
         return None
     try:
-        number, count = _two_integers(part)
+        number, count = map(operator.index, part)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"part: {part!r:.80} is not (i, n), two whole numbers such as (0, 8)."
-        ) from None
+        number, count = -1, 0
     if not 0 <= number < count:
-        last = f": the last one is {count - 1} of {count}" if count > 0 else ", such as 0 of 8"
         raise ValueError(
-            f"part: {number} of {count} does not exist. Parts are counted from 0{last}."
+            f"part: {part!r:.80} is not (i, n), two whole numbers such as (0, 8). Parts are "
+            "counted from 0 to n - 1."
         )
     return number, count
-
-
-def _check_shards(part: Any, executor: Any, shard_size: Any) -> None:
-    """Raise ValueError or TypeError if several processes cannot share the build."""
-    if executor is not None and part is not None:
-        raise ValueError("part and executor: an executor builds all parts. Leave out one of them.")
-    if executor is not None and (
-        isinstance(executor, type) or not callable(getattr(executor, "submit", None))
-    ):
-        raise TypeError(
-            f"executor: {executor!r:.80} has no submit() to call. Give a "
-            "concurrent.futures.Executor, such as ProcessPoolExecutor() or "
-            "client.get_executor() of Dask."
-        )
-    if shard_size is None and (executor is not None or part is not None):
-        name = "part" if executor is None else "executor"
-        raise ValueError(f"{name}: what is shared are shards. Give shard_size, too, such as '4GB'.")
 
 
 def _shard_bytes(shard_size: int | str | None) -> int | None:
@@ -327,47 +255,27 @@ def _shard_bytes(shard_size: int | str | None) -> int | None:
         raise ValueError(f"shard_size: {error}") from None
 
 
-def _checked_id(missing_masks: Any) -> int | None:
-    if missing_masks is None:
-        return None
-    if type(missing_masks) is not int or not 0 <= missing_masks <= 65535:
-        raise ValueError(
-            f"missing_masks: {missing_masks!r} is not an id from 0 to 65,535, nor None, which "
-            "rejects samples without a mask."
-        )
-    return missing_masks
-
-
-def height_and_width(size: Any) -> tuple[int, int]:
+def _height_and_width(size: Any) -> tuple[int, int]:
     """Return a size given as a side or as (height, width). Raises ValueError."""
-    sides = size if isinstance(size, Sequence) else (size, size)
     try:
-        return _two_integers(sides)
+        height, width = map(operator.index, size if isinstance(size, Sequence) else (size, size))
     except (TypeError, ValueError):
         raise ValueError(
             f"size: {size!r} is neither a side nor (height, width), in whole pixels."
         ) from None
+    return height, width
 
 
-def _two_integers(values: Any) -> tuple[int, int]:
-    """Return two whole numbers, which may be of NumPy. Raises TypeError and ValueError."""
-    if isinstance(values, str) or any(isinstance(value, bool) for value in values):
-        raise TypeError
-    first, second = map(operator.index, values)
-    return first, second
-
-
-# --------------------------------------------------------------------------------- unusable sources
-
-
-def check_source(source: Source) -> None:
+def _check_source(source: Source) -> None:
     """Raise SourceError for what would keep the index from being written in the end."""
     if not len(source):
         raise SourceError("The source has no samples.")
-    for name, column in source.schema.items():
-        _check_column(name, column)
-    arrays: Mapping[str, str] = getattr(source, "arrays", {})
-    for name in arrays:
+    for name in source.schema:
+        if name in RESERVED or "/" in name:
+            raise SourceError(
+                f"column {name!r:.80}: the index uses this name itself. Give it another name."
+            )
+    for name in getattr(source, "arrays", {}):
         try:
             check_array_name(str(name))
         except ValueError as error:
@@ -375,35 +283,4 @@ def check_source(source: Source) -> None:
         if name in source.schema:
             raise SourceError(
                 f"arrays: {name!r:.80} is the name of a column, too. Give one of them another name."
-            )
-    if source.classes is not None and source.schema.get("label") != Column("<i8"):
-        raise SourceError(
-            "The source has classes, so it needs a column 'label' of int64 that counts into "
-            f"them. It has {source.schema.get('label')}."
-        )
-
-
-def _check_column(name: str, column: Column) -> None:
-    try:
-        name.encode()
-    except (AttributeError, UnicodeEncodeError) as error:
-        raise SourceError(f"names of columns: {name!r:.40} cannot be encoded ({error}).") from None
-    if name in RESERVED or "/" in name:
-        raise SourceError(
-            f"column {name!r:.80}: the index uses this name itself. Give it another name."
-        )
-    try:
-        descr = np.dtype(column.dtype).newbyteorder("<").str
-    except TypeError:
-        descr = ""
-    if descr not in DESCRS_OF_COLUMNS:
-        raise SourceError(
-            f"column {name!r:.80}: {column.dtype!r} is not a type of numbers of at most 64 bits. "
-            "Convert the column, or leave it out."
-        )
-    for is_kind, kind, last in ((column.boxes, "boxes", 4), (column.points, "points", 2)):
-        if is_kind and (len(column.shape) != 2 or column.shape[1] != last or descr[1] != "f"):
-            raise SourceError(
-                f"column {name!r:.80}: {kind} are floats of shape (k, {last}), not {descr} of "
-                f"{column.shape}."
             )

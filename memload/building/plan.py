@@ -16,20 +16,22 @@ from memload.errors import BuildError
 from memload.sources.samples import Source
 from memload.storage.index import sync
 from memload.storage.keys import Keys
-from memload.wording import listed, shape_text
+from memload.wording import shape_text
 
 #: Of the folder of an unfinished build. Other versions of memload may have other files in it.
 _FORMAT = 2
 
-#: Longer texts are cut.
-_MAX_LETTERS = 60
+#: Entries of a plan that nobody can read, and what it means if they differ.
+_UNREADABLE = {
+    "names": "the samples have other names",
+    "source": "the source is read with other options, or has other columns",
+}
 
 
 def plan_of(
     source: Source, settings: AnySettings, keys: Keys, rows_per_shard: int
 ) -> dict[str, Any]:
     """Return the plan of a build, as it is after it was written and read."""
-    categories = getattr(source, "categories", {})
     plan = {
         "format": _FORMAT,
         **settings.as_dict(),
@@ -37,20 +39,18 @@ def plan_of(
         "samples": len(keys),
         "names": hashlib.sha256(b"".join(map(np.ndarray.tobytes, keys.pack()))).hexdigest(),
         "source": getattr(source, "identity", None),
-        "columns": {
-            name: f"{np.dtype(column.dtype).name} {shape_text(column.shape)}".rstrip()
-            + " of points" * column.points
-            + " of boxes" * column.boxes
-            for name, column in source.schema.items()
-        },
-        "arrays": {
-            array.name: f"{array.kind} of {np.dtype(array.descr).name} {shape_text(array.shape)}"
-            for array in settings.extra_arrays
-        },
-        "classes": None if source.classes is None else list(source.classes),
-        "categories": {name: list(texts) for name, texts in categories.items()},
+        "classes": source.classes and [*source.classes],
         "rows per shard": rows_per_shard,
     }
+    for name, column in source.schema.items():
+        kind = "points" if column.points else "boxes" if column.boxes else "column"
+        plan[f"{kind} {name!r}"] = (
+            f"{np.dtype(column.dtype).name} {shape_text(column.shape)}".strip()
+        )
+    for array in settings.extra_arrays:
+        plan[f"{array.kind} {array.name!r}"] = str(array)
+    for name, texts in getattr(source, "categories", {}).items():
+        plan[f"texts of {name!r}"] = [*texts]
     found: dict[str, Any] = json.loads(json.dumps(plan))
     return found
 
@@ -110,33 +110,11 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what differs between two plans, such as ``size was 224×224 and is 256×256``."""
+    """Yield what differs between two plans, such as ``size was [224, 224] and is [256, 256]``."""
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
-        if old == new or (name == "rows per shard" and before.get("size") != now.get("size")):
-            continue  # larger rows are fewer in a shard
-        if name == "names":
-            if before.get("samples") == now.get("samples"):
-                yield "the samples have other names"
-        elif name == "source":
-            yield "the source is read with other options"
-        elif isinstance(old, dict) and isinstance(new, dict):
-            for entry in sorted(old.keys() | new.keys()):
-                if old.get(entry) != new.get(entry):
-                    texts = [_text(values.get(entry)).strip("'") for values in (old, new)]
-                    yield f"{entry!r:.80} of the {name} was {texts[0]} and is {texts[1]}"
-        elif name == "samples":
-            yield f"the source has changed since then: it had {old:,} samples and has {new:,}"
-        else:
-            yield f"{name} was {_text(old)} and is {_text(new)}"
-
-
-def _text(value: Any) -> str:
-    """Return a setting, or the first ones of a list of names."""
-    if value is None:
-        return "not there"
-    if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
-        return shape_text(value)
-    if isinstance(value, list):
-        return f"[{listed(value, 5)}]"
-    return f"{value!r:.{_MAX_LETTERS}}"
+        if old != new and name in _UNREADABLE:
+            yield _UNREADABLE[name]
+        elif old != new:
+            texts = ["not there" if value is None else f"{value!r:.60}" for value in (old, new)]
+            yield f"{name} was {texts[0]} and is {texts[1]}"

@@ -18,7 +18,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -58,11 +57,6 @@ def check_output(output: Path, files: Iterable[str], overwrite: bool) -> None:
             "--overwrite.",
             path=output,
         )
-    for path in (output.parent / name for name in existing):
-        if path.is_dir() and not path.is_symlink():
-            raise BuildError(
-                f"{path} is a folder. Move it away, or choose another output.", path=output
-            )
 
 
 def _own_files(index: Path, output: Path) -> set[str]:
@@ -75,16 +69,14 @@ def _own_files(index: Path, output: Path) -> set[str]:
     return found
 
 
-def check_not_read(read: Path, output: Path, files: Iterable[str]) -> None:
-    """Raise BuildError if files of a data set would be replaced from which others are made.
-
-    ``read`` is the index of that data set, and ``files`` are the names that are to be written.
-    """
+def check_not_read(read: Path, output: Path) -> None:
+    """Raise BuildError if the output is the data set whose index is ``read``, or a part of it."""
     index = Index.open(read)
-    used = {(index.path.parent / shard.file).resolve() for shard in index.shards}
-    used.add(index.path.resolve())
-    written = [output.parent / name for name in files]
-    for path in (*written, output.with_suffix(".idx")):
+    used = {
+        index.path.resolve(),
+        *((index.path.parent / shard.file).resolve() for shard in index.shards),
+    }
+    for path in (output_paths(output)[0], output):
         if path.resolve() in used:
             raise BuildError(
                 f"{path} belongs to {index.path.name}, which is read from, and cannot be replaced. "
@@ -124,13 +116,12 @@ def make_index(
     columns = {
         name: np.ascontiguousarray(records[f"column/{name}"][used]) for name in source.schema
     }
-    classes = None if source.classes is None else tuple(source.classes)
     facts = statistics(records, used, arrays[0])
     masks = [array.name for array in settings.extra_arrays if array.bitmap_size]
     if masks:
         facts["mask_ids"] = {name: mask_ids(records, used, name) for name in masks}
-    if classes is not None:
-        facts["class_counts"] = class_counts(columns["label"], len(classes))
+    if source.classes is not None:
+        facts["class_counts"] = class_counts(columns["label"], len(source.classes))
     categories: Mapping[str, Sequence[str]] = getattr(source, "categories", {})
     return Index(
         path=index_path,
@@ -142,23 +133,19 @@ def make_index(
         crc32={
             array.name: np.ascontiguousarray(records[crc32_field(array.name)]) for array in arrays
         },
-        classes=classes,
+        classes=None if source.classes is None else tuple(source.classes),
         points=tuple(names_of_points(source.schema)),
         boxes=tuple(names_of_boxes(source.schema)),
         categories={name: tuple(texts) for name, texts in categories.items()},
-        build=_facts_of_build(settings, len(records), len(used), __version__),
+        build={
+            "memload": __version__,
+            "settings": settings.as_dict(),
+            "libraries": settings.libraries(),
+            "records": len(records),
+            "rejected": len(records) - len(used),
+        },
         statistics=facts,
     )
-
-
-def _facts_of_build(settings: AnySettings, records: int, used: int, version: str) -> dict[str, Any]:
-    return {
-        "memload": version,
-        "settings": settings.as_dict(),
-        "libraries": settings.libraries(),
-        "records": records,
-        "rejected": records - used,
-    }
 
 
 def write_ledger(path: Path, keys: Sequence[str], reasons: Mapping[int, str]) -> None:
@@ -173,6 +160,12 @@ def write_ledger(path: Path, keys: Sequence[str], reasons: Mapping[int, str]) ->
     sync(path)
 
 
+def is_finished(output: Path) -> bool:
+    """Say whether a build has its index, so that only renaming is left to do."""
+    index_path, folder, _ = output_paths(output)
+    return (folder / index_path.name).exists()
+
+
 def publish(output: Path, overwrite: bool) -> None:
     """Rename the files of a finished build into place, the index last. Hold `publishing` meanwhile.
 
@@ -180,26 +173,25 @@ def publish(output: Path, overwrite: bool) -> None:
     """
     index_path, folder, ledger = output_paths(output)
     finished, replaced = folder / index_path.name, folder / _REPLACED
-    if finished.exists():  # otherwise it was killed when only removing was left
-        index = Index.read(finished)
-        files = {shard.file for shard in index.shards}
-        left = [name for name in files if (folder / name).exists()]
-        check_output(output, left, overwrite or is_partly_published(output))
-        if index_path.exists():
-            index_path.replace(replaced)  # from here on until the end there is no data set
-            sync(output.parent)
-        for name in sorted(files):
-            _move(folder / name, output.parent)
-        if index.build["rejected"]:
-            _move(folder / ledger.name, output.parent)
-        else:
-            ledger.unlink(missing_ok=True)
-        for name in _unused_files(replaced, output) - files:
-            (output.parent / name).unlink(missing_ok=True)
+    index = Index.read(finished)
+    files = {shard.file for shard in index.shards}
+    left = {name for name in files if (folder / name).exists()}
+    if left == files and not replaced.exists():  # otherwise it was killed when it had begun
+        check_output(output, files, overwrite)
+    if index_path.exists():
+        index_path.replace(replaced)  # from here on until the end there is no data set
         sync(output.parent)
-        _move(finished, output.parent)
-        sync(output.parent)
-    replaced.unlink(missing_ok=True)
+    for name in sorted(files):
+        _move(folder / name, output.parent)
+    if index.build["rejected"]:
+        _move(folder / ledger.name, output.parent)
+    else:
+        ledger.unlink(missing_ok=True)
+    for name in _unused_files(replaced, output) - files:
+        (output.parent / name).unlink(missing_ok=True)
+    sync(output.parent)
+    _move(finished, output.parent)
+    sync(output.parent)
     (folder / PLAN).unlink()  # without it, the rest is as good as gone
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -213,29 +205,14 @@ def _unused_files(replaced: Path, output: Path) -> set[str]:
     return files
 
 
-def is_partly_published(output: Path) -> bool:
-    """Say whether a build was killed after it had begun to rename files into place."""
-    index_path, folder, _ = output_paths(output)
-    if (folder / _REPLACED).exists():
-        return True
-    with suppress(FormatError):  # it is missing
-        shards = Index.read(folder / index_path.name).shards
-        return not all((folder / shard.file).exists() for shard in shards)
-    return False
-
-
 def remove_leftovers(output: Path) -> None:
     """Remove the folder of a build that was killed just after it had published its data set.
 
     Shards that are done have their files there otherwise.
     """
-    index_path, folder, _ = output_paths(output)
-    if (
-        any(folder.glob("*.done"))
-        and not any(folder.glob("*.bin"))
-        and not (folder / index_path.name).exists()
-        and not (folder / _REPLACED).exists()
-    ):
+    folder = output_paths(output)[1]
+    is_left = any(folder.glob("*.done")) and not any(folder.glob("*.bin"))
+    if is_left and not is_finished(output):
         shutil.rmtree(folder, ignore_errors=True)
 
 

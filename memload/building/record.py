@@ -37,8 +37,7 @@ def record_type(
 
     ``total`` and ``squares`` are sums over the pixels, one per channel. For unsigned integers they
     are exact. For other types, ``squares`` sums the squared differences from the row's own mean.
-    `memload.building.remarks` explains ``remarks``. For each column of boxes, ``largest_edge`` says
-    how far those go that the source gives.
+    `memload.building.remarks` explains ``remarks``.
     """
     sums = "<u8" if np.dtype(descr).kind == "u" else "<f8"
     fields: list[tuple[Any, ...]] = [
@@ -57,8 +56,6 @@ def record_type(
             (f"is_missing/{array.name}", "?"),
             (f"ids/{array.name}", "|u1", (array.bitmap_size,)),
         ]
-    for name in names_of_boxes(schema):
-        fields += [(f"largest_edge/{name}", "<f8")]
     return np.dtype(
         fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()]
     )
@@ -99,13 +96,6 @@ def _checks(records: np.ndarray, seed: int) -> np.ndarray:
     starts = range(0, len(records) * size, size)
     checks = (zlib.crc32(view[start + 4 : start + size], seed) for start in starts)
     return np.fromiter(checks, np.uint32, len(records))
-
-
-def set_boxes(record: np.void, name: str, boxes: Any) -> None:
-    """Keep for a note how far the boxes ``(k, 4)`` of a source go. Those with NaN are none."""
-    given = np.asarray(boxes, np.float64)
-    given = given[~np.isnan(given).any(axis=1)]
-    record[f"largest_edge/{name}"] = given.max(initial=0)
 
 
 def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[str, Any]) -> None:

@@ -29,21 +29,26 @@ class BuildReport:
     path: Path  #: the output
     samples: int  #: samples in the data set
     classes: Sequence[str] | None  #: the names of the classes, if they have names
-    label_range: tuple[float, float] | None  #: the least and greatest label, if it is a number
     columns: Sequence[str]  #: the names of the columns, such as ``label``
     rejected: int  #: pictures left out; the ledger says why
     bytes: int  #: size of the files of all arrays
-    shape: tuple[int, int, int]  #: (H, W, C)
+    shape: tuple[int, ...]  #: (H, W, C)
     dtype: str  #: such as ``uint8``
-    converted: int  #: pictures converted by this call; fewer than all if others were done before
-    seconds: float  #: what that took
     num_workers: int
     libraries: Mapping[str, str]  #: what decoded, with versions
-    notes: Sequence[str]  #: what the source left out, and what was done to pictures
-    ledger: Path | None  #: where the rejected pictures are listed, if there are any
+    converted: int = (
+        0  #: pictures converted by this call; fewer than all if others were done before
+    )
+    seconds: float = 0.0  #: what that took
+    notes: Sequence[str] = ()  #: what the source left out, and what was done to pictures
     arrays: Sequence[ArrayReport] = ()  #: the masks and other arrays beside the images
     part: tuple[int, int] | None = None  #: i and n of a build in parts
     unfinished_shards: int = 0  #: those that others have still to build
+
+    @property
+    def ledger(self) -> Path | None:
+        """Where the rejected pictures are listed, if there are any."""
+        return self.path.with_suffix(".rejects.csv") if self.rejected and self.samples else None
 
     @property
     def is_published(self) -> bool:
@@ -57,22 +62,17 @@ class BuildReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it."""
-        paths = {
+        return {
+            **vars(self),
             "path": str(self.path),
             "ledger": None if self.ledger is None else str(self.ledger),
-        }
-        rate = round(self.images_per_second, 1)
-        computed = {
             "arrays": [array._asdict() for array in self.arrays],
-            "images_per_second": rate,
+            "images_per_second": round(self.images_per_second, 1),
             "is_published": self.is_published,
         }
-        return {**vars(self), **paths, **computed}
 
     def __repr__(self) -> str:
-        notes = counted(len(self.notes), "note")
-        facts = self._summary() if self.is_published else str(self)
-        return f"BuildReport({facts}, {notes})"
+        return f"BuildReport({self}, {counted(len(self.notes), 'note')})"
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
@@ -84,30 +84,24 @@ class BuildReport:
             left = counted(self.unfinished_shards, "shard is", "shards are")
             return f"{self.path}: part {number} of {count} is done; {left} not done yet"
         if not self.converted and self.part is not None:
-            return f"{self._summary()}; published already"
+            return f"{self._stored()}; published already"
         before = self.samples + self.rejected - self.converted
         kept = f", {before:,} done before" if before else ""
         ledger = f" (see {self.ledger})" if self.ledger else ""
-        versions = [f"{name} {version}" for name, version in self.libraries.items()]
-        jpeg = [version for version in versions if version.startswith("libjpeg")]
-        others = [version for version in versions if version not in jpeg]
-        libraries = ", ".join(others) + (f" ({', '.join(jpeg)})" if jpeg else "")
         workers = counted(self.num_workers, "worker")
         by = f"by {workers}" if self.num_workers else "in this process"
+        libraries = ", ".join(f"{name} {version}" for name, version in self.libraries.items())
         return (
-            f"{self._summary()}{ledger}; "
+            f"{self._stored()}{ledger}; "
             f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
             f"{libraries}"
         )
 
-    def _summary(self) -> str:
+    def _stored(self) -> str:
         labels = "" if "label" in self.columns else ", no labels"
         if self.classes is not None:
             names = listed(self.classes, 3)
             labels = f", {counted(len(self.classes), 'class', 'classes')} ({names})"
-        elif self.label_range is not None:
-            low, high = (f"{label:,.10g}" for label in self.label_range)
-            labels = f", labels {low} to {high}"
         arrays = "".join(
             f", {array.name} {shape_text(array.shape)} {array.dtype}" for array in self.arrays
         )

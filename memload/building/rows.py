@@ -3,25 +3,21 @@
 import functools
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from memload.building.conversion import AnySettings
-from memload.building.extra_arrays import MissingArrayError
-from memload.building.open_files import reopen_files
-from memload.building.pillow_warnings import quiet_pillow
-from memload.building.pool import Chunk, NoteRow, run
+from memload.building.pool import Chunk, NoteRow, look_at, run
 from memload.building.record import (
     DONE,
     REJECTED,
     crc32_field,
     names_of_boxes,
     names_of_points,
-    set_boxes,
     set_columns,
 )
 from memload.building.shard import Shard, ShardFiles
@@ -33,9 +29,6 @@ _CHUNK_ROWS = 32
 #: A chunk that follows the source's groups has at most so many. A killed build loses its chunks.
 _MAX_GROUP_ROWS = 4096
 
-#: The largest block, just below 32 MiB, that teaches glibc to reuse freed memory.
-_LARGE_BLOCK = (32 << 20) - (64 << 10)
-
 #: A reason is cut to this many characters, as an exception may quote a whole file.
 _MAX_REASON = 1000
 
@@ -43,14 +36,77 @@ _MAX_REASON = 1000
 _COMPARED_ROWS = 8
 
 
-class Conversion(NamedTuple):
-    """How the rows of a source are converted, and by how many processes."""
+class Conversion:
+    """How the samples of a source become rows, and by how many processes (0: by this one).
 
-    source: Source
-    settings: AnySettings
-    num_workers: int  #: 0 for this process
-    timeout: float  #: seconds for one row
-    prints: bool  #: whether the source runs code of the user's, whose output is shown
+    ``timeout`` is in seconds for one row. ``prints`` says whether the source runs code of the
+    user's, whose output is shown.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        settings: AnySettings,
+        num_workers: int,
+        timeout: float,
+        *,
+        prints: bool,
+    ) -> None:
+        self.source, self.settings = source, settings
+        self.num_workers, self.timeout, self.prints = num_workers, timeout, prints
+        # A worker ignores SIGINT. So a KeyboardInterrupt there comes from the user's code, and
+        # rejects the sample, like any other exception.
+        self.sample_errors = BaseException if num_workers else Exception
+        self.schema = source.schema
+        self.points, self.boxes = names_of_points(self.schema), names_of_boxes(self.schema)
+        texts = {**getattr(source, "categories", {}), "label": source.classes}
+        #: how many texts the columns of labels and categories count into
+        self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
+
+    def convert(
+        self, row: int, record: np.void, sample: Record | Exception | None = None
+    ) -> tuple[list[bytes], str]:
+        """Convert a sample and fill its record.
+
+        Returns its rows, one for each array, or why it cannot be used. Raises BuildError if this
+        process or machine lacks something.
+        """
+        try:
+            if sample is None:
+                sample = self.source[row]
+            if isinstance(sample, Exception):
+                raise sample
+            for array in self.settings.extra_arrays:
+                record[f"is_missing/{array.name}"] = sample.arrays.get(array.name) is None
+            converted = self.settings.convert(sample, self.points, self.boxes)
+            set_columns(record, self.schema, converted.columns)
+            for name, count in self.num_texts.items():
+                number = record[f"column/{name}"]
+                if not 0 <= number < count:
+                    raise DecodeError(f"{name} {number} is not within 0 to {count - 1}")
+        except BuildError:
+            raise
+        except MemoryError as error:
+            raise BuildError(
+                f"There is not enough memory to convert {self.source.keys[row]}. Free some, or use "
+                "fewer workers (--num-workers), then run the same command again: it goes on where "
+                "it stopped."
+            ) from error
+        except self.sample_errors as error:  # a data set's own code may raise anything
+            reason = describe_error(error)
+            if isinstance(error, DecodeError):
+                reason = str(error.reason) or "no reason was given"
+            return [], reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
+        record["status"], record["flags"] = DONE, converted.flags
+        record["size"], record["remarks"] = converted.source_size, converted.remarks
+        record["total"], record["squares"] = converted.total, converted.squares
+        for array, extra in zip(self.settings.extra_arrays, converted.extra_arrays, strict=True):
+            record[f"ids/{array.name}"] = extra.ids
+        rows = [converted.pixels, *(extra.data for extra in converted.extra_arrays)]
+        names = ["image", *(array.name for array in self.settings.extra_arrays)]
+        for name, content in zip(names, rows, strict=True):
+            record[crc32_field(name)] = zlib.crc32(content)
+        return rows, ""
 
 
 class ChunkResult(NamedTuple):
@@ -69,7 +125,7 @@ def convert_rows(conversion: Conversion, shard: Shard) -> Iterator[tuple[Chunk, 
         num_workers=conversion.num_workers,
         timeout=conversion.timeout,
     )
-    with closing(results), quiet_pillow():
+    with closing(results):
         yield from results
 
 
@@ -94,88 +150,14 @@ def chunks_of(source: Source, start: int, stop: int, num_workers: int) -> Iterat
         start = end
 
 
-class _Converter:
-    """Converts single samples. It is made in the worker."""
-
-    def __init__(self, conversion: Conversion) -> None:
-        self.source, self.settings = conversion.source, conversion.settings
-        self.schema = self.source.schema
-        self.points, self.boxes = names_of_points(self.schema), names_of_boxes(self.schema)
-        texts = {**getattr(self.source, "categories", {}), "label": self.source.classes}
-        #: how many texts the columns of labels and categories count into
-        self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
-        in_worker = conversion.num_workers > 0
-        # A worker ignores SIGINT. So a KeyboardInterrupt there comes from the user's code, and
-        # rejects the sample, like any other exception.
-        self.sample_errors = BaseException if in_worker else Exception
-        if in_worker:
-            Image.MAX_IMAGE_PIXELS = None  # --max-pixels is the limit
-            # glibc maps large blocks anew each time, with page faults, until it has seen one as
-            # large freed: 2 % of the time for a picture with Pillow, 10 % with pillow-simd.
-            bytes(_LARGE_BLOCK)
-            reopen_files()
-            if not conversion.prints:  # libtiff prints every fault of a file
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-    def convert(
-        self, row: int, record: np.void, sample: Record | Exception | None = None
-    ) -> tuple[list[bytes], str]:
-        """Convert a sample and fill its record.
-
-        Returns its rows, one for each array, or why it cannot be used. Raises BuildError if this
-        process or machine lacks something.
-        """
-        try:
-            if sample is None:
-                sample = self.source[row]
-            if isinstance(sample, Exception):
-                raise sample
-            converted = self.settings.convert(sample, self.points, self.boxes)
-            set_columns(record, self.schema, converted.columns)
-            for name, count in self.num_texts.items():
-                number = record[f"column/{name}"]
-                if not 0 <= number < count:
-                    raise DecodeError(f"{name} {number} is not within 0 to {count - 1}")
-        except BuildError:
-            raise
-        except MemoryError as error:
-            raise BuildError(
-                f"There is not enough memory to convert {self.source.keys[row]}. Free some, or use "
-                "fewer workers (--num-workers), then run the same command again: it goes on where "
-                "it stopped."
-            ) from error
-        except self.sample_errors as error:  # a data set's own code may raise anything
-            if isinstance(error, MissingArrayError) and isinstance(sample, Record):
-                self._note_missing(sample, record)
-            reason = describe_error(error)
-            if isinstance(error, DecodeError):
-                reason = str(error.reason) or "no reason was given"
-            return [], reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
-        record["status"], record["flags"] = DONE, converted.flags
-        record["size"], record["crc32"] = converted.source_size, zlib.crc32(converted.pixels)
-        record["total"], record["squares"] = converted.total, converted.squares
-        record["remarks"] = converted.remarks
-        for array, extra in zip(self.settings.extra_arrays, converted.extra_arrays, strict=True):
-            record[crc32_field(array.name)] = zlib.crc32(extra.data)
-            record[f"is_missing/{array.name}"] = extra.is_missing
-            record[f"ids/{array.name}"] = extra.ids
-        for name in self.boxes:
-            set_boxes(record, name, sample.columns[name])
-        return [converted.pixels, *(extra.data for extra in converted.extra_arrays)], ""
-
-    def _note_missing(self, sample: Record, record: np.void) -> None:
-        """Keep for a note which arrays a rejected sample lacks."""
-        for array in self.settings.extra_arrays:
-            record[f"is_missing/{array.name}"] = sample.arrays.get(array.name) is None
-
-
 class ConvertRows:
     """The work of `convert_rows`. It is made in the worker."""
 
     def __init__(self, conversion: Conversion, shard: Shard) -> None:
-        self.shard = shard
-        self.converter = _Converter(conversion)
+        self.conversion, self.shard = conversion, shard
         self.files = ShardFiles(shard)
+        if conversion.num_workers and not conversion.prints:  # libtiff prints every fault of a file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def close(self) -> None:
         """Close the files of the shard."""
@@ -197,7 +179,7 @@ class ConvertRows:
             contents: list[bytes] = []
             reason = chunk.lost.get(row, "")
             if not reason:
-                contents, reason = self.converter.convert(row, record, samples.pop(row, None))
+                contents, reason = self.conversion.convert(row, record, samples.pop(row, None))
             if reason:
                 rejects.append((row, reason))
                 self._reject(row, record, reason)
@@ -223,7 +205,7 @@ class ConvertRows:
         If that fails, each is asked for alone. So are those of a chunk that has ended a worker,
         since the row that has done it is to be found.
         """
-        source = self.converter.source
+        source = self.conversion.source
         if not rows or chunk.is_retried or not hasattr(source, "__getitems__"):
             return {}
         note_row(rows[0])
@@ -231,7 +213,7 @@ class ConvertRows:
             return dict(zip(rows, source.__getitems__(rows), strict=True))
         except BuildError:  # a server is gone
             raise
-        except self.converter.sample_errors:
+        except self.conversion.sample_errors:
             return {}
 
     def _reject(self, row: int, record: np.void, reason: str) -> None:
@@ -250,20 +232,22 @@ def compare_rows(conversion: Conversion, shards: Sequence[Shard]) -> str:
     """
     begun = [shard for shard in shards if shard.is_done or shard.journal.exists()]
     chosen = [begun[number] for number in _spread(len(begun))]
-    per_shard = -(-_COMPARED_ROWS // max(1, len(chosen)))
+    before: dict[int, np.void] = {}
     for shard in chosen:
-        rows = shard.rows_done()
-        chunks = [Chunk(row, row + 1) for row in rows[_spread(len(rows))[:per_shard]].tolist()]
-        results = run(
-            functools.partial(_CompareRows, conversion, shard),
-            iter(chunks),
-            num_workers=min(conversion.num_workers, 1),
-            timeout=conversion.timeout,
-        )
-        with closing(results), quiet_pillow():
-            for _, difference in results:
-                if difference:
-                    return str(difference)
+        records = shard.records()
+        done = np.flatnonzero(records["status"] == DONE)
+        for position in done[_spread(len(done))[: -(-_COMPARED_ROWS // len(chosen))]].tolist():
+            before[shard.start + position] = records[position]
+    looks = look_at(
+        functools.partial(_difference, conversion, before),
+        before,
+        num_workers=conversion.num_workers,
+        timeout=conversion.timeout,
+    )
+    with closing(looks):
+        for chunk, (difference, failure) in looks:
+            if difference or failure:
+                return f"{conversion.source.keys[chunk.start]} {difference or failure}"
     return ""
 
 
@@ -272,33 +256,17 @@ def _spread(count: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(_COMPARED_ROWS, count)).round().astype(int)
 
 
-class _CompareRows:
-    """The work of `compare_rows`. Nothing is written."""
-
-    def __init__(self, conversion: Conversion, shard: Shard) -> None:
-        self.converter = _Converter(conversion)
-        self.records, self.start = shard.records(), shard.start
-
-    def close(self) -> None:
-        pass
-
-    def __call__(self, chunk: Chunk, note_row: NoteRow) -> str:
-        row = chunk.start
-        note_row(row)
-        before = self.records[row - self.start]
-        record = np.zeros(1, before.dtype)[0]
-        reason = chunk.lost.get(row) or self.converter.convert(row, record)[1]
-        name = self.converter.source.keys[row]
-        if reason:
-            return f"{name} could be used, and now cannot: {reason:.200}"
-        record["check"] = before["check"]
-        other = [field for field in before.dtype.names or () if not _is_same(before, record, field)]
-        if not other:
-            return ""
-        if "crc32" in other:
-            return f"{name} has other pixels"
-        return f"{name} has another {other[0].rpartition('/')[2]!r}"
-
-
-def _is_same(before: Any, now: Any, field: str) -> bool:
-    return bool(before[field].tobytes() == now[field].tobytes())
+def _difference(conversion: Conversion, before: Mapping[int, np.void], row: int) -> str:
+    """Return how a row differs that is converted again. Nothing is written."""
+    old = before[row]
+    record = np.zeros(1, old.dtype)[0]
+    _, reason = conversion.convert(row, record)
+    if reason:
+        return f"could be used, and now cannot: {reason:.200}"
+    record["check"] = old["check"]
+    other = [
+        name for name in old.dtype.names or () if old[name].tobytes() != record[name].tobytes()
+    ]
+    if "crc32" in other:
+        return "has other pixels"
+    return f"has another {other[0].rpartition('/')[2]!r}" if other else ""

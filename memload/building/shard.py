@@ -139,9 +139,9 @@ class Shard:
             records["status"][~are_intact(records, self.seed)] = 0
         return records
 
-    def rows_done(self) -> np.ndarray:
-        """Return the numbers of the rows that were converted, int64 ``(n,)``."""
-        return self.start + np.flatnonzero(self.records()["status"] == DONE)
+    def count_done(self) -> int:
+        """Return how many rows were converted."""
+        return int(np.count_nonzero(self.records()["status"] == DONE))
 
     def reasons(self) -> dict[int, str]:
         """Return why rows were rejected."""
@@ -176,6 +176,18 @@ class Shard:
             self.done.rename(self.journal)
 
 
+def shards_of(
+    folder: Path, arrays: Sequence[Array], dtype: np.dtype[Any], seed: int
+) -> list[Shard]:
+    """Return the shards of a build, whose files the arrays name."""
+    shards, start = [], 0
+    for number, files in enumerate(zip(*(array.shards for array in arrays), strict=True)):
+        own = [replace(array, shards=(file,)) for array, file in zip(arrays, files, strict=True)]
+        shards.append(Shard(folder, number, start, own, dtype, seed))
+        start += files[0].rows
+    return shards
+
+
 def _lock(descriptor: int, deadline: float) -> bool:
     """Lock a file. Returns false if another process has the lock until the deadline."""
     while True:
@@ -205,11 +217,11 @@ class ShardFiles:
     Raises OSError, for example if the disk is full.
     """
 
-    def __init__(self, shard: Shard, *, path: Path | None = None) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard, self._size = shard, shard.dtype.itemsize
         files = [shard.folder / array.shards[0].file for array in shard.arrays]
         self._pixels = [os.open(file, os.O_RDWR | _NO_LINKS) for file in files]
-        self._journal = os.open(path or shard.journal, os.O_RDWR | _NO_LINKS)
+        self._journal = os.open(shard.journal, os.O_RDWR | _NO_LINKS)
         self._reasons: int | None = None
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """How far an unfinished build is: what `memload info` says of it."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from memload.building.plan import read_plan
 from memload.building.record import STATUS_BYTE
-from memload.errors import BuildError, FormatError
+from memload.errors import FormatError
 from memload.storage.format import index_path, output_paths
 
 
@@ -26,8 +27,8 @@ class BuildStatus(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it."""
-        facts = self._asdict() | {"path": str(self.path), "folder": str(self.folder)}
-        return facts | {"replaces": self.replaces}
+        paths = {"path": str(self.path), "folder": str(self.folder)}
+        return self._asdict() | paths | {"replaces": self.replaces}
 
     def __str__(self) -> str:
         share = self.samples_done / max(1, self.samples)
@@ -43,7 +44,7 @@ def build_status(path: str | Path) -> BuildStatus | None:
     Args:
         path: The output, its index, or the folder ``out.building``.
 
-    Raises BuildError if the folder is of another version of memload, or damaged.
+    Raises BuildError if the folder is of another version of memload, or its plan is damaged.
 
     >>> print(memload.build_status("out.bin"))  # doctest: +SKIP
     out.building: 812,000 of 1,281,167 rows are done (63%). If nothing is building it now, run the
@@ -59,14 +60,11 @@ def build_status(path: str | Path) -> BuildStatus | None:
         return None
     if plan is None:
         return None
-    try:
-        samples, rows = int(plan["samples"]), int(plan["rows per shard"])
-        done = sum(
-            _rows_done(folder / f"{number:05d}", min(rows, samples - start))
-            for number, start in enumerate(range(0, samples, rows))
-        )
-    except (LookupError, TypeError, ValueError, OSError) as error:
-        raise BuildError(f"{folder} is damaged ({error!r:.80}). Delete it.", path=folder) from error
+    samples, rows = plan["samples"], plan["rows per shard"]
+    done = sum(
+        _rows_done(folder / f"{number:05d}", min(rows, samples - start))
+        for number, start in enumerate(range(0, samples, rows))
+    )
     return BuildStatus(output, folder, samples, done)
 
 
@@ -74,8 +72,8 @@ def _rows_done(shard: Path, rows: int) -> int:
     """Return how many rows of a shard have a record."""
     if shard.with_suffix(".done").exists():
         return rows
-    journal = shard.with_suffix(".rows")
-    if not journal.exists() or not journal.stat().st_size:
-        return 0
-    data = np.fromfile(journal, np.uint8).reshape(rows, -1)
-    return int(np.count_nonzero(data[:, STATUS_BYTE]))
+    with suppress(FileNotFoundError):
+        data = np.fromfile(shard.with_suffix(".rows"), np.uint8)
+        if data.size:  # it is made at its full size
+            return int(np.count_nonzero(data.reshape(rows, -1)[:, STATUS_BYTE]))
+    return 0

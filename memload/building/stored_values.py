@@ -7,18 +7,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from memload.building.decoders import (
-    INVERSE,
-    decoding,
-    enough_memory,
-    open_image,
-    orientation_of,
-    tile_pixels,
-    too_large,
-)
-from memload.building.depth import is_deep_gray, largest_value, png_raw_mode
+from memload.building.decoders import decoded, orientation_of
+from memload.building.depth import largest_value, png_raw_mode
 from memload.building.files import read_value
-from memload.building.resizing import turn_mask
 from memload.errors import DecodeError, describe_error
 from memload.storage.format import read_npy_header
 
@@ -28,11 +19,8 @@ ID_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B")
 #: How an .npy file begins.
 _NPY = b"\x93NUMPY"
 
-#: How Pillow calls gray PNGs of 2 and of 4 bits, and their largest values.
-_FEW_BITS = {"L;2": 3, "L;4": 15}
-
-# Tags of TIFF, and a value of the second.
-_PHOTOMETRIC, _SAMPLE_FORMAT, _SIGNED = 262, 339, 2
+# Tags of TIFF.
+_PHOTOMETRIC, _SAMPLE_FORMAT = 262, 339
 
 
 def read_array(value: Any, max_pixels: int) -> np.ndarray:
@@ -51,24 +39,24 @@ def decode_values(
 ) -> np.ndarray:
     """Return the values in the bytes of an .npy file or a picture. Raises DecodeError.
 
-    A PIL image, which a data set may have changed, has the values that it has for NumPy. ``check``
-    is called with a picture before it is decoded.
+    Those of a picture are ``(H, W)`` or ``(H, W, C)``, as its file has them: palette indices, gray
+    values of up to 16 bits or floats, or colors. A PIL image, which a data set may have changed,
+    has the values that it has for NumPy. ``check`` is called with a picture before it is decoded.
     """
-    with decoding(max_pixels):
-        if isinstance(data, Image.Image):
-            check(data)
-            return np.asarray(data)
-        if is_npy(data):
-            return _read_npy(data)
-        image = _open_picture(data, max_pixels)
+
+    def decode(image: Image.Image) -> np.ndarray:
         check(image)
-        with enough_memory(image):
-            return _picture_values(image)
+        if image is data:
+            return np.asarray(image)
+        largest = largest_value(image)
+        _check_exact(image, largest)
+        image.load()
+        values = np.asarray(image)
+        return values.astype(np.uint16) if (image.mode, largest) == ("I", 65535) else values
 
-
-def is_npy(data: bytes | Image.Image) -> bool:
-    """Say whether data are the bytes of an .npy file, and not a picture."""
-    return isinstance(data, bytes) and data.startswith(_NPY)
+    if isinstance(data, bytes) and data.startswith(_NPY):
+        return _read_npy(data)
+    return decoded(data, max_pixels, decode)
 
 
 def _read_npy(data: bytes) -> np.ndarray:
@@ -86,37 +74,17 @@ def _read_npy(data: bytes) -> np.ndarray:
         raise DecodeError(f"a damaged .npy file: {describe_error(error)}") from None
 
 
-def _open_picture(data: bytes, max_pixels: int) -> Image.Image:
-    """Return the picture in the bytes of a file, not decoded yet. Raises what Pillow does."""
-    image = open_image(data)
-    pixels = max(image.width * image.height, tile_pixels(image))
-    if pixels > max_pixels:
-        raise too_large(pixels, max_pixels)
-    return image
-
-
-def _picture_values(image: Image.Image) -> np.ndarray:
-    """Decode a picture of a file, and return its values ``(H, W)`` or ``(H, W, C)``.
-
-    They are as the file has them: palette indices, gray values of 1 to 16 bits or floats, or
-    colors. Pillow would scale few bits to 8, turn white-is-zero round, and turn TIFFs upright.
-    Raises DecodeError for colors of 16 bits, of which Pillow reads only 8.
-    """
-    largest, tags = largest_value(image), getattr(image, "tag_v2", {})
-    largest = _FEW_BITS.get(png_raw_mode(image), largest)
-    if largest > 255 and not is_deep_gray(image):
-        raise DecodeError("a picture with 16 bits a channel, of which 8 would be lost. Use .npy")
-    orientation = orientation_of(image) if tags else 1
-    image.load()
-    values: np.ndarray = np.asarray(image)
-    is_deep = is_deep_gray(image)
-    full = 65535 if is_deep else 255
-    if image.format == "PPM" and is_deep:
-        values = np.rint(values * (largest / full)).astype(np.uint16)
-    elif largest < full and image.mode in ("L", "RGB"):
-        values = np.rint(values * (largest / full)).astype(np.uint8)
-    if tags.get(_PHOTOMETRIC) == 0 and image.mode in ("1", "L"):
-        values = ~values if image.mode == "1" else largest - values
-    if tags.get(_SAMPLE_FORMAT, (1,))[0] == _SIGNED and values.dtype == np.uint8:
-        values = values.view(np.int8)  # Pillow takes them for unsigned ones
-    return turn_mask(values, INVERSE.get(orientation, orientation))
+def _check_exact(image: Image.Image, largest: int) -> None:
+    """Raise DecodeError for a picture whose values Pillow scales or turns when it loads them."""
+    tags = getattr(image, "tag_v2", {})
+    is_deep_color = largest > 255 and len(image.getbands()) > 1
+    is_scaled = png_raw_mode(image) in ("L;2", "L;4") or (
+        image.format == "PPM" and largest not in (255, 65535)
+    )
+    is_other = tags.get(_PHOTOMETRIC) == 0 or (largest == 255 and tags.get(_SAMPLE_FORMAT) == (2,))
+    is_turned = bool(tags) and orientation_of(image) > 1
+    if is_deep_color or is_scaled or is_other or is_turned:
+        raise DecodeError(
+            "Pillow would change its values, as of pictures with 2, 4 or 16 bits per channel and "
+            "some TIFFs. Save it as a PNG of 8 bits, or of 16 bits of gray, or as .npy"
+        )

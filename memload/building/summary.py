@@ -19,21 +19,16 @@ from memload.storage.index import Array
 from memload.storage.keys import Keys
 from memload.wording import listed
 
-#: Edges of the histogram of the sources' shorter sides, in pixels.
-_SIDES = (0, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 1536, 2048, 4096, 8192)
+#: If no box has a side of more than this share of the picture's, they are no boxes in pixels.
+_LEAST_SHARE = 0.02
 
 
 def statistics(records: np.ndarray, used: np.ndarray, array: Array) -> dict[str, Any]:
     """Return mean and standard deviation per channel, and the sizes of the sources."""
-    sizes = records["size"][used]
-    shorter = np.searchsorted(_SIDES, sizes.min(axis=1), side="right") - 1
-    counts = np.bincount(shorter, minlength=len(_SIDES))
+    width, height = records["size"][used].T
     return moments(records["total"][used], records["squares"][used], array) | {
-        "source_width": [int(sizes[:, 0].min()), int(sizes[:, 0].max())],
-        "source_height": [int(sizes[:, 1].min()), int(sizes[:, 1].max())],
-        "source_shorter_side": {
-            str(side): int(count) for side, count in zip(_SIDES, counts, strict=True) if count
-        },
+        "source_width": [int(width.min()), int(width.max())],
+        "source_height": [int(height.min()), int(height.max())],
     }
 
 
@@ -111,15 +106,17 @@ def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -
             yield f"{count_of[bit]:,} of {len(used):,} pictures {text}"
 
 
-def box_notes(records: np.ndarray, schema: Mapping[str, Column]) -> Iterator[str]:
-    """Yield a note for boxes that are given as fractions. As pixels, they would be tiny."""
-    used = records["status"] == DONE
+def box_notes(
+    records: np.ndarray, schema: Mapping[str, Column], size: tuple[int, int]
+) -> Iterator[str]:
+    """Yield a note for boxes that seem to be fractions. ``size`` (H, W) is that of the images."""
     for name in names_of_boxes(schema):
-        if 0 < records[f"largest_edge/{name}"][used].max(initial=0) <= 1:
+        boxes = records[f"column/{name}"][records["status"] == DONE].reshape(-1, 4)
+        sides = (boxes[:, 2:] - boxes[:, :2])[~np.isnan(boxes).any(axis=1)]
+        if len(boxes) and (sides <= _LEAST_SHARE * np.array(size[::-1])).all():
             yield (
-                f"all boxes of {name!r} have edges of at most 1, as fractions of the picture would "
-                "have. Boxes are in pixels of the image's file: multiply fractions by its width "
-                "and height"
+                f"no box of {name!r} is larger than {_LEAST_SHARE:.0%} of its picture. Boxes are "
+                "in pixels of the image's file: multiply fractions by its width and height"
             )
 
 
@@ -156,18 +153,18 @@ class RejectLimit:
     """
 
     def __init__(self, limit: int | float | str) -> None:
-        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*(%?)", str(limit).strip())
-        number, is_share = Fraction(0), False
-        if match and not isinstance(limit, bool):
-            number, is_share = Fraction(match[1]), isinstance(limit, float) or bool(match[2])
-            number /= 100 if match[2] else 1
-        is_possible = number <= 1 if is_share else number.denominator == 1
-        if not match or isinstance(limit, bool) or not is_possible:
+        text = str(limit).strip()
+        self._is_share = isinstance(limit, float) or text.endswith("%")
+        try:
+            self._number = Fraction(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            self._number = Fraction(-1)
+        is_possible = self._number <= 1 if self._is_share else self._number.denominator == 1
+        if self._number < 0 or not is_possible:
             raise ValueError(
                 f"max_rejects: {limit!r} is neither a share such as '10%', up to '100%', nor a "
                 "count such as 20."
             )
-        self._number, self._is_share = number, is_share
 
     def __str__(self) -> str:
         return f"{float(100 * self._number):g}%" if self._is_share else f"{self._number}"
@@ -186,27 +183,16 @@ def frequent_reasons(reasons: Mapping[int, str], keys: Sequence[str]) -> str:
     """Return the three most frequent reasons, each with its count and the name of a sample.
 
     ``reasons`` say why rows were rejected. Those that differ only in numbers and in quoted texts
-    count as one. Of these, the one with the largest numbers is shown.
+    count as one.
     """
     rows_of: dict[str, list[int]] = {}
     for row, reason in reasons.items():
         rows_of.setdefault(_VARYING.sub("…", reason), []).append(row)
-    texts = []
-    for rows in sorted(rows_of.values(), key=len, reverse=True)[:3]:
-        numbers = {row: _numbers(reasons[row]) for row in rows}
-        row = max(rows, key=numbers.__getitem__)
-        example = f"such as {keys[row]}"
-        if len(set(numbers.values())) > 1:
-            example += ", where the numbers are the largest"
-        texts.append(f"{len(rows):,} × {reasons[row].removesuffix('.'):.200} ({example})")
-    return "; ".join(texts)
-
-
-def _numbers(reason: str) -> tuple[int, ...]:
-    """Return the whole numbers in a reason, apart from those in quoted texts."""
-    found = _VARYING.findall(reason)
-    texts = [text.replace(",", "") for text in found if text[0].isdigit()]
-    return tuple(int(digits) for text in texts for digits in re.findall(r"[0-9]{1,18}", text))
+    frequent = sorted(rows_of.values(), key=len, reverse=True)[:3]
+    return "; ".join(
+        f"{len(rows):,} × {reasons[rows[0]].removesuffix('.'):.200} (such as {keys[rows[0]]})"
+        for rows in frequent
+    )
 
 
 def sufficient_limit(rejected: int, total: int) -> str:

@@ -311,7 +311,7 @@ def test_pixels_without_a_declared_range_are_rejected(mode):
     # of small whole numbers too, which would pass for very dark 16 bits
     found = reason(encode(Image.new(mode, (8, 8), 200), "TIFF"))
     assert found.startswith(
-        f"a picture of Pillow's mode {mode} with values from 200 to 200, without"
+        f"a picture of Pillow's mode {mode} with values from 200 to 200, and not"
     )
     assert "mode='array'" in found
 
@@ -426,7 +426,7 @@ def test_max_pixels_is_compared_with_the_header_before_anything_is_decoded(monke
 
 def test_a_size_beyond_pillows_own_limit_is_told_by_its_pixels():
     data = png(60000, 60000, 8, 2, b"\0\0\0\0")
-    assert reason(data).startswith("too large: it has 3,600,000,000 pixels")
+    assert "3600000000 pixels" in reason(data)
 
 
 def test_an_enormous_tile_of_a_tiny_tiff_is_compared_with_max_pixels():
@@ -441,18 +441,29 @@ def test_an_enormous_tile_of_a_tiny_tiff_is_compared_with_max_pixels():
     ("depth", "colour", "row", "transparent", "other"),
     [
         (8, 0, b"\0\x12\xff", b"\0\x12", 255),
-        (4, 0, b"\0\x5f", b"\0\x05", 255),
-        (2, 0, b"\0\xc0", b"\0\x03", 0),
         (8, 2, b"\0\7\x08\x09\xff\xff\xff", b"\0\7\0\x08\0\x09", 255),
-        (16, 2, b"\0\x12\x34\x56\x78\x9a\xbc" + b"\xff\xff" * 3, b"\x12\x34\x56\x78\x9a\xbc", 255),
     ],
 )  # fmt: skip
-def test_a_transparent_colour_of_any_depth_shows_the_background(
-    depth, colour, row, transparent, other
-):
+def test_a_transparent_colour_shows_the_background(depth, colour, row, transparent, other):
     data = png(2, 1, depth, colour, row, _chunk(b"tRNS", transparent))
     found = decode(data, background="red")
     assert found[0].tolist() == [[255, 0, 0], [other] * 3]
+
+
+@pytest.mark.parametrize(
+    ("depth", "colour", "row", "transparent"),
+    [
+        (4, 0, b"\0\x5f", b"\0\x05"),
+        (2, 0, b"\0\xc0", b"\0\x03"),
+        (16, 0, b"\0\x12\x34\xff\xff", b"\x12\x34"),
+        (16, 2, b"\0" + b"\x12\x34" * 3 + b"\xff\xff" * 3, b"\x12\x34" * 3),
+    ],
+)
+def test_a_transparent_colour_that_pillow_does_not_scale_is_refused(
+    depth, colour, row, transparent
+):
+    found = reason(png(2, 1, depth, colour, row, _chunk(b"tRNS", transparent)))
+    assert found.startswith("a PNG of 2, 4 or 16 bits with transparency")
 
 
 def test_a_damaged_png_is_rejected_even_if_it_holds_exif_as_text():

@@ -80,12 +80,12 @@ def test_mended_samples_are_taken_by_the_same_command(drill, place, interrupt, s
 @pytest.mark.parametrize(
     ("options", "difference"),
     [
-        ({"size": (8, 9)}, "size was 8×8 and is 8×9"),
+        ({"size": (8, 9)}, r"size was \[8, 8\] and is \[8, 9\]"),
         ({"fit": "pad", "mode": "L"}, "fit was 'crop' and is 'pad'; mode was 'RGB' and is 'L'"),
         ({"shard_size": 4096 + 12 * ROW}, "rows per shard was 60 and is 12"),
         (
             {"classes": ["ant", "cat", "bee"]},
-            r"classes was .*ant, bee, cat.* and is .*ant, cat, bee",
+            r"classes was \['ant', 'bee', 'cat'\] and is \['ant', 'cat', 'bee'\]",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_other_options_are_refused_with_what_differs(drill, place, interrupt, op
 def test_a_source_that_has_grown_is_refused(drill, place, interrupt):
     interrupt()
     Image.new("RGB", (9, 9)).save(drill.source / "ant" / "new.jpg")
-    with pytest.raises(memload.BuildError, match="it had 60 samples and has 61"):
+    with pytest.raises(memload.BuildError, match="samples was 60 and is 61"):
         build(drill, place)
 
 
@@ -182,9 +182,7 @@ def test_a_full_disk_is_told_and_the_build_goes_on_once_there_is_room(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", write)
-        with pytest.raises(
-            memload.BuildError, match=r"No space left on device\. Make room or mend"
-        ):
+        with pytest.raises(memload.BuildError, match=r"No space left on device\. Make room"):
             build(drill, place, num_workers=num_workers)
     build(drill, place)
     assert drill.files(place) == expected
@@ -289,7 +287,7 @@ def test_a_data_set_that_appears_while_a_build_runs_is_not_replaced(drill, place
             build(drill, place)
     assert (place / "out.idx").read_bytes() == b"somebody else's"
     (place / "out.idx").unlink()
-    assert build(drill, place).converted == 3  # the rejected ones are tried again
+    assert build(drill, place).samples == 57
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forked workers")

@@ -134,11 +134,10 @@ def test_a_mask_stays_as_it_is_where_the_orientation_is_ignored():
     assert np.array_equal(converted(image, ids, size=(20, 40), exif=False), ids)
 
 
-@pytest.mark.parametrize("format", ["PNG", "TIFF"])
-def test_the_orientation_of_a_mask_itself_is_ignored(format):
+def test_the_orientation_of_a_mask_itself_is_ignored():
     ids = noise(16, 12)
     for orientation in range(1, 9):
-        mask = encode(ids, format, exif=exif(orientation))
+        mask = encode(ids, exif=exif(orientation))
         found = converted(Image.new("RGB", (16, 12)), mask, size=(12, 16))
         assert np.array_equal(found, ids), orientation
 
@@ -219,7 +218,7 @@ def test_a_mask_of_one_bit_has_the_ids_0_and_1():
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_gray_of_few_bits_is_not_scaled(bits):
+def test_gray_of_few_bits_is_refused(bits):
     ids = noise(8, 6, high=2**bits)
     data = encode(palette(ids), bits=bits)
     # A gray PNG of few bits: Pillow writes none, so the palette is removed.
@@ -235,13 +234,7 @@ def test_gray_of_few_bits_is_not_scaled(bits):
         position += 12 + length
     mask = b"".join(chunks)
     assert Image.open(io.BytesIO(mask)).mode == "L"
-    assert np.array_equal(converted(Image.new("RGB", (8, 6)), mask, size=(6, 8)), ids)
-
-
-def test_a_pgm_of_few_levels_is_not_scaled():
-    mask = b"P5\n8 6\n20\n" + noise(8, 6, high=21).tobytes()
-    found = converted(Image.new("RGB", (8, 6)), mask, size=(6, 8))
-    assert np.array_equal(found, noise(8, 6, high=21))
+    assert "Pillow would change its values" in reason(mask)
 
 
 def test_ids_of_16_bits_are_kept():
@@ -310,10 +303,7 @@ def test_what_is_no_mask_is_told(mask, text):
 
 
 def test_a_huge_mask_is_not_decoded():
-    assert "its size is 6000×6000, but its image" in reason(
-        encode(Image.new("1", (6000, 6000)))[:99]
-    )
-    assert "too large: it has 225,000,000 pix" in reason(encode(Image.new("1", (15_000, 15_000))))
+    assert "225000000 pixels" in reason(encode(Image.new("1", (15_000, 15_000))))
 
 
 # Other arrays
@@ -352,7 +342,6 @@ def test_further_pictures_are_stored_as_they_are():
     colors = np.random.default_rng(0).integers(0, 256, (5, 9, 3)).astype(np.uint8)
     turned = encode(colors, exif=exif(6))
     assert np.array_equal(array_row(turned, (5, 9, 3), "|u1"), colors)
-    assert np.array_equal(array_row(encode(colors, "TIFF", exif=exif(6)), (5, 9, 3), "|u1"), colors)
 
 
 @pytest.mark.parametrize(
@@ -392,19 +381,22 @@ def signed_tiff(values):
     return bytes(data)
 
 
-def test_signed_integers_of_8_bits_stay_signed():
-    values = IDS.astype(np.int8) - 1
-    assert values.min() < 0
-    assert np.array_equal(array_row(signed_tiff(values), (6, 8), "|i1"), values)
-    assert "its ids go from -1 to 2" in reason(signed_tiff(values))
-    assert np.array_equal(
-        converted(Image.new("RGB", (8, 6)), signed_tiff(values + 1), size=(6, 8)), IDS
-    )
+@pytest.mark.parametrize(
+    "mask",
+    [
+        signed_tiff(IDS.astype(np.int8)),
+        encode(IDS, "TIFF", exif=exif(6)),
+        b"P5\n8 6\n20\n" + noise(8, 6, high=21).tobytes(),
+    ],
+    ids=["signed", "turned", "few levels"],
+)
+def test_values_that_pillow_would_change_are_refused(mask):
+    assert "Pillow would change its values" in reason(mask)
 
 
 def test_colors_of_16_bits_are_not_reduced_silently():
     data = b"P6\n2 1\n65535\n" + bytes(12)
-    with pytest.raises(DecodeError, match="16 bits a channel"):
+    with pytest.raises(DecodeError, match="Pillow would change its values"):
         array_row(data, (1, 2, 3), "|u1")
 
 

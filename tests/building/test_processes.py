@@ -1,6 +1,5 @@
 """Worker processes: what crashes or hangs costs itself alone, and nothing is left running."""
 
-import multiprocessing
 import os
 import resource
 import signal
@@ -247,20 +246,6 @@ def test_workers_may_be_started_anew(folder, output, tmp_path, call, message):
         assert done.returncode == 1
     else:
         assert (tmp_path / "spawned.bin").read_bytes() == output.read_bytes()
-
-
-@LINUX
-def test_a_daemonic_process_is_told_that_it_may_not_start_others(tmp_path):
-    def call():
-        with pytest.raises(memload.BuildError, match="is a daemonic process"):
-            memload.build(tmp_path, tmp_path / "out.bin", num_workers=1)
-        os._exit(5)
-
-    process = multiprocessing.get_context("fork").Process(target=call, daemon=True)
-    process.start()
-    process.join()
-    assert process.exitcode == 5
-    process.close()
 
 
 SLOW = """
