@@ -1,16 +1,20 @@
-"""`memload build` beside bare loops that decode and resize the same files on all cores.
+"""`memload build` beside bare loops that store the same rows on all cores.
 
 Both are timed as a user sees them, from the start of the process to its end. The bare loops are one
-process a core; each starts Python and Pillow, reads its share of the files, decodes, resizes and
-crops as memload does, and throws the pixels away: it checks nothing and writes nothing. Files are
-warm. PHOTOGRAPHS is a folder of JPEGs, by default made ones of ImageNet's sizes; its files are
-repeated under other names until there are `--images`.
+process per core. Each starts Python and Pillow, reads its share of the files, decodes, resizes and
+crops them as memload does, computes their checksums, writes them into one file and flushes it. Files
+are warm. PHOTOGRAPHS is a folder of JPEGs, by default made ones of ImageNet's sizes; its files are
+repeated under other names until there are `--images`. `cores` is the CPU time of all processes
+over the time, which shows whether other work has disturbed a run; `ratio of CPU time` is not
+disturbed by it.
 """
 
 import os
+import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +22,26 @@ from harness import Way, run_benchmark, run_python
 from pictures import find_jpegs
 
 LOOP = """
-import sys
+import os, sys, zlib
 from PIL import Image
 
-side, fast, number, loops, folder = int(sys.argv[1]), sys.argv[2] == "True", *sys.argv[3:]
+side, fast, number, loops, folder, output = int(sys.argv[1]), sys.argv[2] == "True", *sys.argv[3:]
+number, loops = int(number), int(loops)
 with open(f"{folder}.txt") as listed:
-    files = listed.read().splitlines()[int(number) :: int(loops)]
-for file in files:
-    with Image.open(file) as image:
+    files = listed.read().splitlines()
+descriptor = os.open(output, os.O_RDWR | os.O_CREAT, 0o644)
+for row in range(number, len(files), loops):
+    with Image.open(files[row]) as image:
         scale = side / min(image.size)
         width, height = (max(side, int(length * scale)) for length in image.size)
         left, top = round((width - side) / 2), round((height - side) / 2)
-        if not fast:
-            whole = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-            whole.crop((left, top, left + side, top + side)).tobytes()
-            continue
-        full = image.size
-        drafted = image.draft(image.mode, (2 * width, 2 * height))
-        across, down = (drafted[1][2:] if drafted else full)
-        box = (left * across / width, top * down / height,
-               min((left + side) * across / width, image.width),
-               min((top + side) * down / height, image.height))
-        image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=box).tobytes()
+        if fast:
+            image.draft(image.mode, (2 * width, 2 * height))
+        whole = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+        pixels = whole.crop((left, top, left + side, top + side)).tobytes()
+    zlib.crc32(pixels)
+    os.pwrite(descriptor, pixels, 4096 + row * len(pixels))
+os.fsync(descriptor)
 """
 
 
@@ -65,26 +67,37 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
     output = folder / f"built-by-{os.getpid()}.bin"
     cores = len(os.sched_getaffinity(0))
 
-    def build() -> float:
-        settings = ["--size", options.side, "--quiet", *["--fast"] * options.fast]
-        start = time.perf_counter()
-        run_python("-m", "memload", "build", images, output, *settings)
-        seconds = time.perf_counter() - start
-        for file in (output, output.with_suffix(".idx")):
+    def measured(run: Callable[[], None]) -> dict[str, float]:
+        start, before = time.perf_counter(), _cpu_of_children()
+        run()
+        seconds, used = time.perf_counter() - start, _cpu_of_children() - before
+        for file in output.parent.glob(f"{output.stem}.*"):
             file.unlink()
-        return options.images / seconds
+        return {
+            "images/s": options.images / seconds,
+            "images per second of CPU": options.images / used,
+            "cores": used / seconds,
+        }
 
-    def loop() -> float:
-        start = time.perf_counter()
-        shares = [(options.side, options.fast, number, cores, images) for number in range(cores)]
+    def build() -> None:
+        settings = ["--size", options.side, "--quiet", *["--fast"] * options.fast]
+        run_python("-m", "memload", "build", images, output, *settings)
+
+    def loop() -> None:
+        shares = [(options.side, options.fast, number, cores) for number in range(cores)]
         loops = [
-            subprocess.Popen([sys.executable, "-c", LOOP, *map(str, share)]) for share in shares
+            subprocess.Popen([sys.executable, "-c", LOOP, *map(str, (*share, images, output))])
+            for share in shares
         ]
         if sum(process.wait() for process in loops):
             sys.exit("A bare loop failed.")
-        return options.images / (time.perf_counter() - start)
 
-    return {"memload": build, "bare": loop}
+    return {"memload": lambda: measured(build), "bare": lambda: measured(loop)}
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
@@ -92,6 +105,12 @@ if __name__ == "__main__":
         ways,
         options={"photographs": Path, "images": 3000, "side": 256, "fast": False, "rounds": 5},
         quick={"images": 1000},
-        ratios={"ratio": ("memload", "bare")},
+        ratios={
+            "ratio": ("memload › images/s", "bare › images/s"),
+            "ratio of CPU time": (
+                "memload › images per second of CPU",
+                "bare › images per second of CPU",
+            ),
+        },
         facts={"files": "warm"},
     )

@@ -116,8 +116,7 @@ class _BuildCommand(Command):
 )
 @click.option(
     "--fast", is_flag=True,
-    help="Decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is still twice the stored size, "
-    "and resize only the part that is kept."
+    help="Decode JPEGs at 1/2, 1/4 or 1/8 of their size if that is still twice the stored size."
 )
 @click.option(
     "--decoder", type=click.Choice(["pillow", "jpeg4py"]), default="pillow",

@@ -170,7 +170,7 @@ class Builds(RuleBasedStateMachine):
     def go_on_with_another_source(self):
         is_begun = self.is_unfinished and any(self.folder.glob("*.bin"))
         if is_begun and not (self.folder / "out.idx").exists():
-            with pytest.raises(memload.BuildError, match=r"it had .* samples and has"):
+            with pytest.raises(memload.BuildError, match=r"samples was .* and is"):
                 self._build(num_workers=0, overwrite=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.has_changed = False
