@@ -317,9 +317,9 @@ def _unchanged(
     columns, flags = _move_columns(record.columns, points, boxes, frame)
     return Row(
         pixels.tobytes(),
+        *stored_sums(pixels),
         flags,
         size,
-        *stored_sums(pixels),
         columns,
         extra_arrays=convert_arrays(settings.extra_arrays, record, frame, settings.max_pixels),
     )

@@ -22,7 +22,13 @@ from pathlib import Path
 import numpy as np
 
 from memload.building.conversion import AnySettings
-from memload.building.record import DONE, crc32_field, names_of_boxes, names_of_points
+from memload.building.record import (
+    DONE,
+    column_values,
+    crc32_field,
+    names_of_boxes,
+    names_of_points,
+)
 from memload.building.shard import PLAN
 from memload.building.summary import mask_ids, statistics
 from memload.errors import BuildError, FormatError
@@ -113,9 +119,7 @@ def make_index(
     from memload import __version__
 
     used = np.flatnonzero(records["status"] == DONE)
-    columns = {
-        name: np.ascontiguousarray(records[f"column/{name}"][used]) for name in source.schema
-    }
+    columns = {name: column_values(records[used], name, source.schema) for name in source.schema}
     facts = statistics(records, used, arrays[0])
     masks = [array.name for array in settings.extra_arrays if array.bitmap_size]
     if masks:

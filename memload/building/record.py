@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from memload.building.extra_arrays import ExtraArray
-from memload.errors import DecodeError
+from memload.errors import BuildError, DecodeError
 from memload.sources.columns import Column
 
 #: What a record's ``status`` may be, besides 0: not converted yet.
@@ -56,9 +56,36 @@ def record_type(
             (f"is_missing/{array.name}", "?"),
             (f"ids/{array.name}", "|u1", (array.bitmap_size,)),
         ]
+    fields += [(f"rest/{name}", "<f8") for name in schema if may_be_floats(name, schema)]
     return np.dtype(
         fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()]
     )
+
+
+def may_be_floats(name: str, schema: Mapping[str, Column]) -> bool:
+    """Return whether integers become floats if one of the numbers is a fraction or missing.
+
+    A record has the whole part of such a number, and the rest in a field of its own.
+    """
+    return schema[name] == Column("<i8") and name != "label"
+
+
+def column_values(records: np.ndarray, name: str, schema: Mapping[str, Column]) -> np.ndarray:
+    """Return the values of a column: integers are floats if one has a rest, such as NaN.
+
+    Raises BuildError if integers are too large for that.
+    """
+    values = np.ascontiguousarray(records[f"column/{name}"])
+    rest = records[f"rest/{name}"] if may_be_floats(name, schema) else np.zeros(0)
+    if not rest.any():
+        return values
+    if np.abs(values).max() > 2**53:
+        raise BuildError(
+            f"column {name!r} has integers above 2**53 and missing numbers, and float64 keeps only "
+            "one of them. Give the missing ones a number, or the column as texts."
+        )
+    floats: np.ndarray = values + rest
+    return floats
 
 
 def names_of_points(schema: Mapping[str, Column]) -> list[str]:
@@ -116,6 +143,10 @@ def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[
         if array.dtype.kind not in "biuf":
             raise DecodeError(f"column {name!r}: {array.dtype} is not a type of numbers")
         field = f"column/{name}"
+        if may_be_floats(name, schema) and array.dtype.kind == "f":
+            whole = np.trunc(array) if abs(array) < 2**63 else 0
+            record[field], record[f"rest/{name}"] = whole, array - whole
+            continue
         if array.dtype.str == column.dtype:
             record[field] = array
             continue

@@ -59,6 +59,26 @@ def test_a_late_none_makes_a_column_of_floats_in_a_build(tmp_path):
     assert math.isnan(column[299])
 
 
+@pytest.mark.parametrize("late", [None, 2.5, math.nan])
+def test_any_late_number_makes_a_column_of_floats_in_a_build(tmp_path, late):
+    samples = Samples(*({"x": late if row == 90 else row, "y": row} for row in range(300)))
+    report = memload.build(samples, tmp_path / "out.bin", size=8, num_workers=0)
+    columns = memload.MemmapDataset(tmp_path / "out.bin").columns
+    assert report.rejected == 0
+    expected = [float(row) for row in range(300)]
+    expected[90] = math.nan if late is None else late
+    assert columns["x"].tolist() == pytest.approx(expected, nan_ok=True)
+    assert columns["y"].tolist() == [*range(300)]
+    assert str(columns["y"].dtype) == "torch.int64"
+
+
+def test_large_integers_beside_a_late_none_are_not_rounded(tmp_path):
+    samples = Samples(*({"x": None if row == 90 else 2**60 + row} for row in range(300)))
+    with pytest.raises(memload.BuildError, match=r"'x' has integers above 2\*\*53 and missing"):
+        memload.build(samples, tmp_path / "out.bin", size=8, num_workers=0)
+    assert not (tmp_path / "out.idx").exists()
+
+
 def test_a_sample_that_differs_is_rejected(tmp_path):
     targets = [{"x": 1, "y": [1, 2]}] * 200
     targets[150] = {"x": 2**63, "y": [1, 2]}
