@@ -535,9 +535,8 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of memload and its libraries, and of what is measured beside it."""
-    found = json.loads(run_python("-m", "memload", "info", "--environment", "--json"))
-    found["memload"] = memload.__version__  # a checkout need not be installed
-    for name in BESIDE:
+    found = {"memload": memload.__version__, "python": platform.python_version()}
+    for name in ("numpy", "torch", "triton", "pillow", *BESIDE):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

@@ -389,7 +389,7 @@ def text(lines: list[Line]) -> str:
         "Everything here was measured, and `python benchmarks/report.py` wrote this page from the results. Each figure is a "
         "median of several rounds. Compare figures within a table only: other tables are from other runs, often on other "
         "machines. [All measurements](../benchmarks/RESULTS.md) have quartiles, versions and parameters. "
-        "[`memload bench`](bench.md) measures your machine.",
+        "[`memload doctor`](profiling.md#memload-doctor) measures your machine.",
         "If your cores decode as fast as your model trains, memload does not make training faster; it frees those cores. It "
         "makes training faster where the model is small, the cores are few, or several GPUs share them.",
     ]

@@ -18,8 +18,6 @@ _PUBLIC = {
     "building.report": "BuildReport",
     "building.status": "BuildStatus build_status",
     "contact_sheet": "preview",
-    "doctor.diagnosis": "diagnose",
-    "doctor.report": "Diagnosis",
     "editing.columns": "where with_columns",
     "editing.concat": "concat",
     "editing.export": "export",
@@ -28,6 +26,7 @@ _PUBLIC = {
     "errors": "BuildError ChecksumError DecodeError DependencyError FeedError FormatError "
     "MemloadError MissingError NothingNewError SourceError",
     "inspection": "info verify",
+    "measure.diagnosis": "Diagnosis diagnose",
     "reading.background": "ThreadPrefetcher background",
     "reading.collate": "fast_collate",
     "reading.dataset": "MemmapDataset",
@@ -49,8 +48,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.building.report import BuildReport as BuildReport
     from memload.building.status import BuildStatus as BuildStatus, build_status as build_status
     from memload.contact_sheet import preview as preview
-    from memload.doctor.diagnosis import diagnose as diagnose
-    from memload.doctor.report import Diagnosis as Diagnosis
     from memload.editing.columns import where as where, with_columns as with_columns
     from memload.editing.concat import concat as concat
     from memload.editing.export import export as export
@@ -69,6 +66,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         SourceError as SourceError,
     )
     from memload.inspection import info as info, verify as verify
+    from memload.measure.diagnosis import Diagnosis as Diagnosis, diagnose as diagnose
     from memload.reading.background import (
         ThreadPrefetcher as ThreadPrefetcher,
         background as background,

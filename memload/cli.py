@@ -13,7 +13,6 @@ from memload.commands.build import build
 from memload.commands.describe import info, preview, verify
 from memload.commands.doctor import doctor
 from memload.commands.edit import concat, export, join, relabel
-from memload.commands.measure import bench
 from memload.commands.output import echo
 from memload.errors import MemloadError, shorten
 from memload.wording import printable
@@ -69,5 +68,5 @@ def main() -> None:
 
 
 _DATA = (build, info, verify, preview, concat, join, relabel, export)
-for command in (*_DATA, bench, doctor):
+for command in (*_DATA, doctor):
     main.add_command(command)

@@ -1,18 +1,15 @@
 """Describe and verify a finished data set."""
 
 import functools
-import platform
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from memload.building.decoders import loaded_libraries
 from memload.building.status import build_status
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.machine import available_cores
@@ -94,31 +91,6 @@ def _array_facts(array: Array) -> dict[str, Any]:
         "bytes": array.data_bytes,
         "files": [shard.file for shard in array.shards],
     }
-
-
-def environment() -> dict[str, str]:
-    """Return the versions of memload, of its dependencies and of the decoders really loaded."""
-    versions = {
-        "memload": _installed("memload"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-    }
-    for name in ("numpy", "torch", "safetensors", "click", "tqdm"):
-        versions[name] = _installed(name)
-    for name, version in loaded_libraries().items():
-        versions[f"{name} (loaded)"] = version
-    # Pillow and pillow-simd may both be installed, one over the other. pip cannot tell which is
-    # used.
-    for name in ("pillow", "pillow-simd", "jpeg4py", "simplejpeg"):
-        versions[f"{name} (installed)"] = _installed(name)
-    return versions
-
-
-def _installed(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 @dataclass(frozen=True)

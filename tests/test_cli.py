@@ -249,8 +249,7 @@ def test_options_that_a_source_does_not_have_are_wrong_usage(
         ("build a out.bin --part 0/1234567890", "'0/1234567890' is no part."),
         ("build a out.bin --part ٠/٢", "'٠/٢' is no part."),
         ("build a out.bin --part auto", "'auto' is no part."),
-        ("info", "Give either OUT.BIN or --environment"),
-        ("info out.bin --environment", "Give either OUT.BIN or --environment"),
+        ("info", "Missing argument 'OUT.BIN'"),
         ("build a out.bin --mask =m", "'=m' is not [NAME=]FOLDER"),
         ("build a out.bin --mask a --mask b", "--mask has 'mask' twice"),
         ("preview out.bin", "GRID.PNG"),
@@ -468,14 +467,6 @@ def test_info_shows_statistics_of_any_content(
     assert f"  {next(iter(statistics))}:" in done.out
 
 
-def test_info_describes_the_environment(run: Run) -> None:
-    facts = json.loads(run("info", "--environment", "--json").out)
-    assert facts["numpy"] == np.__version__
-    assert {"memload", "torch", "pillow (loaded)", "pillow (installed)"} <= facts.keys()
-    lines = [f"{name}: {value}" for name, value in facts.items()]
-    assert run("info", "--environment").out.splitlines() == lines
-
-
 def test_verify_accepts_intact_files_and_names_the_first_changed_rows_and_their_images(
     run: Run, output: Path, make_dataset: Callable[..., memload.Index]
 ) -> None:
@@ -647,7 +638,7 @@ def test_a_closed_pipe_is_not_an_error(output: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("arguments", [("--help",), ("info", "--environment")])
+@pytest.mark.parametrize("arguments", [("--help",), ("doctor", "--help")])
 def test_a_full_disk_is_reported_in_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = command(*arguments, stdout=full)

@@ -63,7 +63,6 @@ def test_building_and_inspecting_a_data_set_never_loads_torch(folder: Path, tmp_
     for arguments in (
         ["build", images, output, "--size", "8", "--num-workers", "0"],
         ["info", output],
-        ["info", "--environment"],
         ["verify", output],
         ["preview", output, sheet],
     ):

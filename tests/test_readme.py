@@ -38,7 +38,7 @@ EXAMPLES = [
 UNTESTED = ("sh", "text", "shell-session", "pycon")
 #: Pages that take seconds, or need the extra test-slow.
 SLOW = (
-    *("arrays.md", "bench.md", "index.md", "quickstart.md", "segmentation.md", "sources.md"),
+    *("arrays.md", "index.md", "quickstart.md", "segmentation.md", "sources.md"),
     "recipes",
 )
 
@@ -173,8 +173,7 @@ def test_the_examples_of_a_page_run(
     tqdm_monitor: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("memload.bench.stages.SECONDS", 0)  # a diagnosis measures little
-    monkeypatch.setattr("memload.doctor.disk._SECONDS", 0)
+    monkeypatch.setattr("memload.measure.stages.SECONDS", 0)  # a diagnosis measures little
     if page.name in ("sources.md", "huggingface.md"):
         write_more_sources(containers)
     if page.name in ("segmentation.md", "arrays.md"):
@@ -186,7 +185,7 @@ def test_the_examples_of_a_page_run(
     assert set(ran) <= {"console", "python"}
     if page.name == "accelerate.md" and not ran["python"]:
         pytest.skip("Accelerate is not installed")
-    assert all(ran.values()) or page.name == "bench.md"  # whose only command takes long
+    assert all(ran.values())
     if page.name == "ffcv.md":
         assert memload.MemmapDataset("dataset.bin").labels.tolist() == [0, 1, 2] * 10
     if page.name == "quickstart.md":

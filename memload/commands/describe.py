@@ -13,28 +13,15 @@ from memload.wording import counted, listed, shape_text
 
 
 @click.command(cls=Command)
-@click.argument("path", metavar="[OUT.BIN]", required=False)
-@click.option(
-    "--environment",
-    is_flag=True,
-    help="Show the versions in use, and which Pillow and libjpeg are really loaded.",
-)
+@click.argument("path", metavar="OUT.BIN")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(path: str | None, environment: bool, as_json: bool) -> None:
-    """Describe a data set (OUT.BIN or an index), or the software that memload runs on. While it is
-    being built, say how far that is.
-    """
-    if (path is None) == (not environment):
-        raise click.UsageError("Give either OUT.BIN or --environment.")
+def info(path: str, as_json: bool) -> None:
+    """Describe a data set (OUT.BIN or an index). While it is being built, say how far that is."""
     from memload import inspection
     from memload.building.status import build_status
 
-    status = None if path is None else build_status(path)
-    facts: dict[str, Any] = {}
-    if path is None:
-        facts = inspection.environment()
-    elif status is None or status.replaces:
-        facts = inspection.info(path)
+    status = build_status(path)
+    facts = {} if status is not None and not status.replaces else inspection.info(path)
     if as_json:
         print_json({**facts, **({} if status is None else {"unfinished_build": status.as_dict()})})
         return
@@ -44,7 +31,7 @@ def info(path: str | None, environment: bool, as_json: bool) -> None:
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
-    """Print what is known of a data set, or of the environment."""
+    """Print what is known of a data set."""
     if "arrays" in facts:
         facts["arrays"] = {name: _array_line(array) for name, array in facts["arrays"].items()}
     for name, counts in facts.pop("category_counts", {}).items():

@@ -94,11 +94,24 @@ def choose_feed(
     return feed, choice
 
 
+def expected_feed(arrays: Sequence[SampleArray], device: torch.device) -> str:
+    """Return what ``"auto"`` takes if the device can read page cache. Nothing is created."""
+    if device.type == "cpu":
+        return "cpu"
+    if _resident_bytes(arrays) <= RESIDENT_SHARE * free_memory(device):
+        return "resident"
+    return "pinned" if arrays[0].row_bytes < MIN_DMA_ROW_BYTES else "dma"
+
+
+def _resident_bytes(arrays: Sequence[SampleArray]) -> int:
+    needed = sum(column.nbytes for array in arrays for column in array.columns)
+    return needed + sum(len(array.used_rows) * array.row_bytes for array in arrays)
+
+
 def _resident(
     arrays: Sequence[SampleArray], device: torch.device, *, by_name: bool
 ) -> tuple[list[Feed], str]:
-    needed = sum(column.nbytes for array in arrays for column in array.columns)
-    needed += sum(len(array.used_rows) * array.row_bytes for array in arrays)
+    needed = _resident_bytes(arrays)
     free = free_memory(device)
     text = f"in {RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
     fits = needed <= RESIDENT_SHARE * free

@@ -1,0 +1,111 @@
+"""What the doctor says of given times; never how fast anything is."""
+
+import pytest
+
+from memload.measure.verdict import BatchTimes, judge
+
+SLOW_TRANSFORM = {"transform": 100.0, "gathering": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("times", "bound", "sentence", "remedy"),
+    [
+        (
+            BatchTimes(6, parts=SLOW_TRANSFORM),
+            "model",
+            "The model bounds training: it takes 54 ms per batch, and data is there after 6 ms.",
+            "Loading is fast enough. A model on the CPU shares the cores with loading: a step takes "
+            "up to 60 ms.",
+        ),
+        (
+            BatchTimes(6, parts=SLOW_TRANSFORM, is_on_gpu=True),
+            "model",
+            "The model bounds training: it takes 54 ms per batch, and data is there after 6 ms.",
+            "Loading is fast enough.",
+        ),
+        (
+            BatchTimes(6, disk=81),
+            "disk",
+            "Reading the disk bounds training: 81 ms per batch, so the model waits 27 ms of each step.",
+            "That is so in the first epoch only: then all rows are in RAM, and data is there after "
+            "6 ms. A local NVMe disk shortens the first one.",
+        ),
+        (
+            BatchTimes(6, disk=81, disk_later=70),
+            "disk",
+            "Reading the disk bounds training: 81 ms per batch, so the model waits 27 ms of each step.",
+            "Not all rows fit in RAM, so later epochs take 70 ms per batch. Use a faster disk or more "
+            "RAM, or build smaller images (--size).",
+        ),
+        (
+            BatchTimes(6, disk=50, num_threads=0, parts={"gathering": 6.0}),
+            "disk",
+            "Reading the disk bounds training: 56 ms per batch, so the model waits 56 ms of each step.",
+            "That is so in the first epoch only: then all rows are in RAM, and data is there after "
+            "6 ms. A local NVMe disk shortens the first one.",
+        ),
+        (
+            BatchTimes(
+                100, parts=SLOW_TRANSFORM, num_threads=1, with_threads={2: 51, 4: 26, 8: 25}
+            ),
+            "threads",
+            "The number of threads bounds training: 100 ms per batch, so the model waits 46 ms of "
+            "each step.",
+            "Use num_threads=4: 26 ms per batch.",
+        ),
+        (
+            BatchTimes(100, parts=SLOW_TRANSFORM, num_threads=0, with_threads={1: 99}),
+            "threads",
+            "The number of threads bounds training: 100 ms per batch, so the model waits 100 ms of "
+            "each step.",
+            "Use num_threads=1: 99 ms per batch.",
+        ),
+        (
+            BatchTimes(100, parts=SLOW_TRANSFORM, num_threads=2, with_threads={4: 95}),
+            "transform",
+            "The transform bounds training: 100 ms per batch, so the model waits 46 ms of each step.",
+            "Do before the build what is the same in every epoch. The rest needs a GPU, or more "
+            "cores.",
+        ),
+        (
+            BatchTimes(80, parts={"bus": 78, "transform": 5}, is_on_gpu=True),
+            "bus",
+            "Copying rows to the GPU bounds training: 80 ms per batch, so the model waits 26 ms of "
+            "each step.",
+            "Build smaller images (--size): fewer bytes cross the bus.",
+        ),
+        (
+            BatchTimes(80),
+            "loading",
+            "Making batches bounds training: 80 ms per batch, so the model waits 26 ms of each step.",
+            "See docs/profiling.md.",
+        ),
+    ],
+)
+def test_what_bounds_a_model_is_said_with_by_how_much_and_what_to_do(
+    times, bound, sentence, remedy
+):
+    found = judge(times, 54)
+    assert (found.bound, found.sentence, found.remedy) == (bound, sentence, remedy)
+
+
+def test_a_model_that_hardly_waits_is_what_bounds():
+    assert judge(BatchTimes(56), 54).bound == "model"
+    assert judge(BatchTimes(58), 54).bound == "loading"
+
+
+def test_without_a_model_the_data_is_described():
+    found = judge(BatchTimes(6, parts=SLOW_TRANSFORM))
+    assert found.sentence == (
+        "A batch is there after 6 ms, and a model that takes longer does not wait: The transform "
+        "takes longest."
+    )
+    assert (found.data_ms, found.wait_ms) == (6, None)
+
+
+def test_on_a_busy_machine_only_large_differences_count():
+    times = BatchTimes(100, parts=SLOW_TRANSFORM, num_threads=2, with_threads={4: 75})
+    assert judge(times, 54).num_threads == 4
+    busy = judge(times, 54, is_busy=True)
+    assert (busy.bound, busy.num_threads) == ("transform", None)
+    assert busy.remedy.endswith("Other processes were at work: measure again when they have ended.")
