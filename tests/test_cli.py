@@ -573,7 +573,7 @@ def test_preview_reports_a_wrong_choice_in_one_line(run: Run, output: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["build"], ["info"], ["verify"], ["preview"], ["bench"]], ids=str
+    "arguments", [[], ["build"], ["info"], ["verify"], ["preview"], ["doctor"]], ids=str
 )
 def test_help_has_two_names(run: Run, arguments: list[str]) -> None:
     done = run(*arguments, "--help")

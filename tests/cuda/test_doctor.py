@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 
 import memload
-from memload import Index, transforms
+from memload import FeedError, Index, transforms
 from memload.cli import main
 from memload.measure import stages
 
@@ -56,11 +56,13 @@ def test_a_loader_is_measured_with_its_parts(path, feed, kind):
 
 
 def test_a_feed_that_cannot_serve_has_a_reason(path, monkeypatch):
-    monkeypatch.setattr("memload.feeds.held.register", lambda *arguments: 1)
+    def refuse(*arguments):
+        raise FeedError("pages cannot be registered here")
+
+    monkeypatch.setattr("memload.feeds.held.register", refuse)
     found = memload.diagnose(memload.Loader(path, 16, feed="resident"))
     (dma,) = (stage for stage in found.stages if stage.name.startswith("feed dma"))
-    assert dma.ms is None
-    assert dma.reason
+    assert (dma.ms, dma.reason) == (None, "pages cannot be registered here")
 
 
 def test_the_feed_that_auto_takes_is_measured_without_creating_it(path):
