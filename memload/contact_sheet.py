@@ -67,21 +67,24 @@ def preview(
 ) -> Preview:
     """Draw a contact sheet of samples, and return which samples it shows.
 
-    The sheet is written to ``output``, if that is given. The result is a list of the samples'
-    numbers. Its ``image`` is the sheet, which a notebook shows.
-
     Each sample has its number, its label, its mask, its points (red) and its boxes (yellow, with
-    their numbers of the column "labels"). The mask is half transparent: the one named ``mask``, or
-    the first. Each id has a color, which the line at the bottom tells; more than 64 ids are levels
-    of gray. Pixels of id 0, the background, and of the fill (255, or the ``mask_fill`` of the
-    build) are left as they are. Images that are masks themselves (``mode="mask"``) are shown so,
-    too. Arrays of other kinds are not shown.
+    their numbers of the column "labels"). The mask is half transparent. Each id has a color, which
+    the line at the bottom tells; more than 64 ids are levels of gray. Pixels of id 0, the
+    background, and of the fill, 255, are left as they are. Other arrays are not shown.
 
-    Shows ``count`` random samples, chosen by ``seed``, in the order of the data set. ``class_name``
-    restricts them to one class, or to one label if classes have no names. ``indices`` selects
-    samples, in this order, instead. ``tile`` is the width of each sample in pixels. Raises
-    FormatError if a file is missing or damaged or ``output`` cannot be written, ValueError or
-    IndexError for wrong arguments.
+    Args:
+        path: The data set, such as ``"out.bin"``, or an index.
+        output: The picture to write, such as ``"grid.png"``. By default none is written.
+        count: How many random samples are shown, in the order of the data set.
+        seed: Chooses them.
+        indices: The samples to show instead, in this order.
+        class_name: Restricts them to a class, or to a label if classes have no names.
+        mask: The mask to show. By default the first.
+        tile: The width of each sample in pixels.
+
+    Returns the numbers of the samples, as a list. Its ``image`` is the sheet, which a notebook
+    shows. Raises FormatError if a file is missing or damaged or ``output`` cannot be written, and
+    ValueError or IndexError for wrong arguments.
 
     >>> memload.preview("out.bin", "grid.png", indices=[5, 17])
     [5, 17]

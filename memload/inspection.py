@@ -24,11 +24,16 @@ _READ = 8 << 20
 def info(path: str | Path) -> dict[str, Any]:
     """Return a description of a data set that can be written as JSON.
 
-    ``"path"`` is ``path`` as it is given, and ``"index"`` is the index file. The shards are not
-    read, but they have to exist and to have the right sizes; see `verify`. ``"rows"``, ``"shape"``
-    and ``"dtype"`` are those of the images, ``"arrays"`` has them for every array. ``"bytes"`` and
-    ``"shards"`` are of all arrays together. Raises FormatError if a file is missing or damaged, and
-    MissingError while the data set is being built: see `build_status`.
+    ``"index"`` is the index file. ``"rows"``, ``"shape"`` and ``"dtype"`` are those of the images,
+    and ``"arrays"`` has them for every array. ``"bytes"`` and ``"shards"`` are of all arrays
+    together. The files of pixels have to exist and to have the right sizes, but they are not read:
+    see `verify`.
+
+    Args:
+        path: The data set, such as ``"out.bin"``, or an index.
+
+    Raises FormatError if a file is missing or damaged, and MissingError while the data set is being
+    built: see `build_status`.
 
     >>> memload.info("out.bin")["samples"]
     1281167
@@ -154,9 +159,15 @@ class _RowRange(NamedTuple):
 def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     """Read all files of a data set and compare them with the checksums in its index.
 
-    These are the files of all arrays. Does not stop at the first error. Reads with ``num_threads``
-    threads, by default one for each core; each takes 8 MB of memory, or one row if that is larger.
-    Raises FormatError if the index itself is unusable.
+    These are the files of all arrays. Does not stop at the first error.
+
+    Args:
+        path: The data set, such as ``"out.bin"``, or an index.
+        num_threads: How many threads read, by default one for each core. Each takes 8 MB of memory,
+            or one row if that is larger.
+
+    Returns a report: ``ok``, ``problems`` with files, ``bad_rows``, and ``bad_keys``, the samples
+    of these rows. Raises FormatError if the index itself is unusable.
 
     >>> memload.verify("out.bin").ok
     True

@@ -15,7 +15,7 @@ pytest.importorskip("mkdocs")
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
@@ -25,13 +25,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def text_of(page: Path) -> str:
+def text_of(page):
     """Return what a reader sees of a page, without its code."""
     source = re.sub("<(script|style|pre|code).*?</\\1>", "", page.read_text(), flags=re.DOTALL)
     return html.unescape(re.sub("<[^>]*>", "", source))
 
 
-def test_each_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
+def test_each_link_leads_to_a_page_and_a_place_on_it(site):
     broken, checked = [], 0
     for page in site.rglob("*.html"):
         if page.name == "404.html":
@@ -53,7 +53,7 @@ def test_each_link_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["memload", "memload.transforms", "memload.transforms.recipes"])
-def test_the_reference_describes_the_public_names(site: Path, module: str) -> None:
+def test_the_reference_describes_the_public_names(site, module):
     page = (site / "api" / f"{module.rpartition('.')[2]}.html").read_text()
     names = set(importlib.import_module(module).__all__) - {"__version__", "recipes"}
     if module == "memload.transforms":
@@ -64,19 +64,14 @@ def test_the_reference_describes_the_public_names(site: Path, module: str) -> No
 @pytest.mark.parametrize(
     "page", ["api/memload.html", "api/transforms.html", "api/recipes.html", "files.html"]
 )
-def test_docstrings_are_shown_as_they_are_meant(site: Path, page: str) -> None:
+def test_docstrings_are_shown_as_they_are_meant(site, page):
     seen = text_of(site / page)
     assert ">>>" not in seen  # examples are code
     assert "``" not in seen
     assert "===" not in seen  # tables are tables
 
 
-def test_arguments_are_a_list(site: Path) -> None:
+def test_arguments_are_described_one_by_one(site):
     page = (site / "api" / "memload.html").read_text()
-    entries = re.findall("<li><strong>([a-z_, ]+)</strong>: ", page)
-    assert {"dataset", "rank, num_replicas", "cache_bytes"} <= {*entries}
-
-
-def test_files_of_the_repository_that_pages_link_to_can_be_read(site: Path) -> None:
-    page = (site / "repository" / "scripts" / "examples" / "plain.py.html").read_text()
-    assert "Train in a plain loop" in page
+    entries = re.findall("<b><code>([a-z_]+)</code></b>", page)
+    assert {"dataset", "rank", "num_replicas", "cache_bytes", "missing_masks"} <= {*entries}

@@ -33,6 +33,10 @@ class ThreadPrefetcher(Generic[T]):
     traceback. Leaving early waits for the item that the thread is working on, for at most 10
     seconds. ``len()`` is that of the iterable.
 
+    Args:
+        iterable: What is iterated.
+        prefetch_factor: How many items are made ahead, at least 1.
+
     Raises ValueError for a ``prefetch_factor`` below 1, and RuntimeError if an iterator from before
     a fork is used in the child.
     """
@@ -56,6 +60,10 @@ def background(
     >>> @background(prefetch_factor=4)      # or @background
     ... def read_batches():
     ...     yield ...
+
+    Args:
+        function: The generator function.
+        prefetch_factor: How many items are made ahead, at least 1.
 
     The result of a call is the iterator of a `ThreadPrefetcher`.
     """

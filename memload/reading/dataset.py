@@ -212,9 +212,10 @@ class MemmapDataset(Dataset[Any]):
     def where(self, /, **conditions: Any) -> "MemmapDataset":
         """Return a view of the samples whose columns have these values. No pixel is copied.
 
-        A value is a text for a column with categories and for a label with class names, and a
-        number for any other column. A list means any of its values. All conditions must hold.
-        Values are compared exactly.
+        Args:
+            conditions: For each column, a value, or a list that means any of its values. A value is
+                a text for a column with categories and for a label with class names, and a number
+                for any other column. All conditions must hold. Values are compared exactly.
 
         Raises ValueError for a column or a value that the data set does not have, and TypeError
         for a value of the wrong type. The message lists what there is.
@@ -240,7 +241,9 @@ class MemmapDataset(Dataset[Any]):
     def export(self, output: str | Path, **options: Any) -> Path:
         """Write these samples as PNG files into a folder, or into a tar file as WebDataset.
 
-        See `memload.export`, which explains the option ``progress`` and the errors.
+        Args:
+            output: A new folder, or a new file that ends in ``.tar``.
+            options: Those of `memload.export`, which also explains the errors.
 
         >>> dataset.where(label="cat").export("cats/")  # doctest: +SKIP
         """

@@ -72,11 +72,12 @@ class Loader:
         batch_sampler: an iterable of lists of sample numbers.
         drop_last: leave out the last batch if it is smaller than the others.
         seed: of the order, and of what transforms draw.
-        rank, num_replicas: which of how many processes this is. By default as ``torch.distributed``
-            says if it is initialised, else RANK and WORLD_SIZE, else 0 and 1. An epoch is divided
-            among ranks; an iterable of your own is not. For training, all get as many batches. For
-            evaluation (neither ``shuffle`` nor ``drop_last``), each sample comes exactly once, and
-            one rank may have a batch more than another.
+        rank: the number of this process. By default as ``torch.distributed`` says if it is
+            initialised, else RANK, else 0.
+        num_replicas: how many processes there are, by default WORLD_SIZE in the same way. An epoch
+            is divided among them; an iterable of your own is not. For training, all get as many
+            batches. For evaluation (neither ``shuffle`` nor ``drop_last``), each sample comes
+            exactly once, and one rank may have a batch more than another.
         columns: names of what follows the images, ``"all"``, or None for all. ``"index"`` is the
             number of the sample.
         device: by default the current CUDA device, or the CPU if there is none.

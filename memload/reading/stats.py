@@ -13,24 +13,30 @@ class Stats(NamedTuple):
     1,000 batches in 52.1 s: waited 0.4 s for data (0.8 %), feed dma
 
     All seconds are those of the host. See `Loader.stats` for what they mean.
+
+    Attributes:
+        epoch: The epoch that is, or was, iterated.
+        batches: Batches that were handed out. An epoch that was resumed counts from where it went
+            on.
+        seconds_waited: Seconds from when a batch was asked for until it was handed out, for all
+            batches together. A timer of your own around ``next()`` may show more: it also counts
+            freeing the batch before.
+        seconds_to_first: How many of these passed before the first batch: also to choose the feed
+            and fill it.
+        seconds_in_loop: Seconds from when a batch was handed out until the next one was asked for.
+        samples: Images that were handed out. None if that is not known, as in a `CudaPrefetcher`.
+        bytes: Bytes of their rows, and of masks and other arrays, as they are stored. None if that
+            is not known.
+        feed: The name of the feed; empty if there is none.
     """
 
-    #: The epoch that is, or was, iterated.
     epoch: int = 0
-    #: Batches that were handed out. One that was resumed counts from where it went on.
     batches: int = 0
-    #: Seconds from when a batch was asked for until it was handed out, for all batches together. A
-    #: timer of your own around ``next()`` may show more: it also counts freeing the batch before.
     seconds_waited: float = 0.0
-    #: How many of these passed before the first batch: also to choose the feed and fill it.
     seconds_to_first: float = 0.0
-    #: Seconds from when a batch was handed out until the next one was asked for.
     seconds_in_loop: float = 0.0
-    #: Images that were handed out, and the bytes of their rows, and of masks and other arrays, as
-    #: they are stored. None: that is not known, as in a `CudaPrefetcher`.
     samples: int | None = None
     bytes: int | None = None
-    #: The name of the feed; empty if there is none.
     feed: str = ""
 
     @property

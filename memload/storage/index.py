@@ -116,14 +116,26 @@ class Array:
 class Index:
     """Everything that is known of a data set except its pixels.
 
-    ``row`` is int64 ``(n,)``: the row of each sample in the array of the images. ``other_rows`` has
-    the same for those other arrays whose rows are in another order; `rows_of` returns either.
-    ``flags`` is uint8 ``(n,)``, and ``keys`` has n names. ``columns`` maps names to arrays
-    ``(n, …)``, and ``crc32`` the name of an array to uint32 ``(rows,)``. Of an index that was read,
-    all of these are in memory, except for the names, which are read when one is first used.
+    An index of n samples that was read is in memory, except for the names, which are read when one
+    is first used.
 
-    ``categories`` maps names of columns, int64 ``(n,)``, to the texts that they count into.
-    ``points`` and ``boxes`` are names of columns that move with the image.
+    Attributes:
+        path: The index file.
+        arrays: The images and all other arrays, each with its files.
+        row: The row of each sample in the array of the images, int64 ``(n,)``.
+        flags: Bits that the build has set for each sample, uint8 ``(n,)``.
+        keys: The names of the samples.
+        columns: Arrays ``(n, …)`` by name, such as ``"label"``.
+        crc32: The checksums of the rows, uint32 ``(rows,)``, by the name of the array.
+        classes: The names of the classes; None if labels have no names.
+        other_rows: The same as ``row`` for those other arrays whose rows are in another order;
+            `rows_of` returns either.
+        points: Names of columns with points, which move with the image.
+        boxes: Names of columns with boxes, which do, too.
+        categories: By the name of a column, int64 ``(n,)``, the texts that it counts into.
+        build: Settings and versions of the build.
+        statistics: Mean, standard deviation and others.
+        fingerprint: 64 hexadecimal digits that identify the data set.
     """
 
     path: Path
