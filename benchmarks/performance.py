@@ -388,7 +388,7 @@ def text(lines: list[Line]) -> str:
         "# Performance",
         "Everything here was measured, and `python benchmarks/report.py` wrote this page from the results. Each figure is a "
         "median of several rounds. Compare figures within a table only: other tables are from other runs, often on other "
-        "machines. [All measurements](../benchmarks/RESULTS.md) have quartiles, versions and parameters. "
+        "machines. All measurements, in `benchmarks/RESULTS.md`, have quartiles, versions and parameters. "
         "[`memload doctor`](profiling.md#memload-doctor) measures your machine.",
         "If your cores decode as fast as your model trains, memload does not make training faster; it frees those cores. It "
         "makes training faster where the model is small, the cores are few, or several GPUs share them.",
@@ -435,7 +435,7 @@ def markdown(section: Section, rows: dict[str, Row]) -> str:
 def source(line: Line) -> str:
     """Return where the figures are from."""
     partial = "; a shorter run than usual" if "partial" in line else ""
-    link = f"[`{line['benchmark']}`](../benchmarks/RESULTS.md#{line['benchmark']})"
+    link = f"`{line['benchmark']}`"
     return f"{report.machine(line)}, {line['when'][:10]}{partial}: {link}."
 
 
