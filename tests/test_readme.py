@@ -201,6 +201,11 @@ def test_the_examples_of_a_page_run(
             assert {*target["labels"].tolist()} <= {7, 8}
     if page.name == "landmarks.md":
         assert names["landmarks"].shape == (6, 2, 2)  # of the last batch
+        images = torch.tensor([0, 1, 0, 0, 0, 0, 2, 0, 0]).expand(64, 1, 1, 9)  # left and right
+        images, points = names["flip"](images, torch.tensor([[1.0, 0], [6, 0]]).expand(64, 2, 2))
+        at = images[:, 0, 0].gather(1, points[..., 0].long())
+        assert at.unique(dim=0).tolist() == [[1, 2], [2, 1]]  # some are mirrored
+        assert (points[:, 0, 0] < points[:, 1, 0]).all()  # the first is on the left in all
     if page.name == "reading.md":
         assert list(names["numbers"]()) == list(range(10))
 
