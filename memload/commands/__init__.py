@@ -1,10 +1,8 @@
 """The commands: each parses its arguments, calls one function and prints the result.
 
-    plan       plan
     build      build
     describe   info, verify, preview
     edit       concat, join, relabel, export
-    measure    bench
     doctor     doctor
     values     what is given to options: sizes, names, conditions
     output     what commands print, and how ``--help`` shows them
