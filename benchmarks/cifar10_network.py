@@ -2,7 +2,7 @@
 
 Written from the description of airbench94 with Muon: https://arxiv.org/abs/2404.00498 and
 https://kellerjordan.github.io/posts/muon/. It differs in that the whitening filters come from
-random training pictures instead of the first, which in a folder are all of one class, and in that
+the first batch instead of the first pictures, which in a folder are all of one class, and in that
 nothing is compiled.
 """
 
@@ -14,7 +14,6 @@ from torch.nn import functional
 
 WIDTHS = (64, 256, 256)
 SMOOTHING = 0.2
-WHITENED = 5000  #: training pictures, before crops and flips, that the whitening filters come from
 WHITENING_EPOCHS = 3  #: in which the bias behind the whitening filters is trained
 BIAS_RATE, HEAD_RATE, FILTER_RATE = 0.053, 0.67, 0.24
 DECAY = 0.004  #: is divided by the rate, so that it is the same for all that has one
@@ -130,9 +129,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
 class Training:
     """A network, its optimizers, and their rates, which fall linearly to 0."""
 
-    def __init__(self, network: Network, steps: int, whitening_steps: int) -> None:
-        self.network = network
-        self.steps, self.whitening_steps, self.done = steps, whitening_steps, 0
+    def __init__(self, network: Network, steps: int, steps_of_epoch: int) -> None:
+        self.network, self.steps, self.done = network, steps, 0
+        self.whitening_steps = min(steps, WHITENING_EPOCHS * steps_of_epoch)
         filters = [weight for weight in network.blocks.parameters() if weight.ndim == 4]
         biases = [module.bias for module in network.modules() if isinstance(module, Norm)]
         groups = [

@@ -1,266 +1,497 @@
 """memload beside what one would pick instead, from the same pictures to shuffled batches.
 
-Batches are (256, 3, 224, 224) uint8. `pip install '.[bench]'` in a new environment installs all but
-two: FFCV compiles against OpenCV (`pip install . ffcv==1.0.2`, in an environment of its own:
-`--python FFCV=PATH`), and DALI needs a GPU (`pip install nvidia-dali-cuda130==2.4.0`). torch and
-torchvision have to be of one build, both for the CPU or both for CUDA.
+    python -m benchmarks.compare --images photographs/ --python FFCV=ffcv/bin/python
+    CUDA_VISIBLE_DEVICES= taskset -c 0,1 python -m benchmarks.compare    # on two cores
 
-Each way is built and read in processes of its own. One that is not installed, fails or hangs there
-for `--timeout` seconds is a line in the table; once the rounds have begun, it ends the run. Each is
-set up as its own documentation recommends (contenders.py). The JPEGs below `--images`, or made ones,
-are copied until there are `--count`, or three batches a worker. Where there is a GPU, batches end
-there, through page-locked memory and without waiting; `--device cpu` leaves them in memory. `--only`
-measures the ways whose name contains a word.
+Batches are (256, 3, 224, 224) uint8. Where there is a GPU they end there, through page-locked memory
+and without waiting. ``pip install '.[bench]'`` in a new environment installs all but FFCV, which
+compiles against OpenCV, in an environment of its own. torch and torchvision have to be of one build,
+both for the CPU or both for CUDA.
 
-In each round every way takes whole epochs, for `--seconds` at least.
+Each way runs in a process of its own. One that is not installed, fails or hangs for ``--timeout``
+seconds is a line in the table; once the rounds have begun, it ends the run. Each is set up as its own
+documentation recommends for data that fits in memory. The JPEGs below ``--images``, or made ones, are
+copied until there are ``--count``, or three batches a worker. ``--only`` measures the ways whose name
+contains a word.
 
-- images/s: behind the first batches of an epoch, one for each worker, to its end, as in a long one.
-- cores: CPU time of all processes of a way over the time of its rounds.
-- build: with decoding, on all cores, everything flushed to the disk. Files are warm ever after.
-- first batch: from opening to the first batch in hand, without imports.
-- memory: anonymous and shared pages of all processes of a way, each page once, the most in the first
-  epoch. The page cache is not in it, so `--folder` has to be on a disk.
-- pixels: PSNR of 64 pictures of the first batch against Pillow's decoder and torchvision's Resize and
-  CenterCrop. A first epoch in which a picture does not come exactly once is an error.
-
+In each round every way takes whole epochs, for ``--seconds`` at least. images/s are those behind the
+first batches of an epoch, one for each worker, to its end. Cores are CPU time of all processes of a
+way over the time of its rounds. Before, a whole epoch is checked: every picture comes once, and 64
+pictures are those of Pillow's decoder and torchvision's Resize and CenterCrop, or so near (PSNR).
 Ways that decode in training have three batches a worker, as their rate does not depend on more.
-JPEGs that are neither RGB nor grey, or have an orientation, are left out, so that all decoders give
-the same. Linux only.
 """
 
-import argparse
 import contextlib
 import functools
 import importlib
 import json
-import multiprocessing
+import math
 import os
-import re
 import shutil
 import statistics
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import harness
 import numpy as np
 import torch
-from contenders import CONTENDERS, CORES, SIDE, Contender, Job
-from harness import Ask, ChildError, move
-from pictures import EQUAL, find_jpegs, planes, psnr
-from PIL import Image
-from report import tables
+from torch.utils.data import DataLoader, default_collate
 
-USUAL = {"count": 4096, "batch": 256, "workers": CORES, "rounds": 5, "seconds": 0.5}
-OPTIONS = {"images": None, **USUAL, "timeout": 120.0, "only": [], "python": [], "folder": None}
-COLUMNS = ("images/s", "memload / it", "cores")
-CHECKED = 64  #: pictures of which the pixels are looked at
+import memload
+from benchmarks import harness
+from benchmarks.harness import CORES, ChildError, move
+from benchmarks.pictures import EQUAL, Numbered, find_jpegs, planes, psnr
+
+SIDE = 224
+IS_CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if IS_CUDA else "cpu"
+USUAL = {"count": 4096, "batch": 256, "rounds": 5, "seconds": 0.5}
+OPTIONS = {"images": None, **USUAL, "timeout": 120.0, "only": [], "python": [], "data": None}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to store or to read, and how."""
+
+    folder: Path  #: has images/, pixels.npy of all images, and what contenders store
+    count: int
+    batch: int
+    workers: int
+
+    @property
+    def files(self) -> list[str]:
+        """The pictures; the place in this list is the label."""
+        return sorted(map(str, (self.folder / "images").iterdir()))[: self.count]
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """All pictures, (count, 3, side, side), decoded."""
+        # copy-on-write, as torch wants memory that it may write to
+        return np.load(self.folder / "pixels.npy", mmap_mode="c")
+
+    def options(self) -> dict[str, Any]:
+        """Return what every kind of DataLoader is given."""
+        workers = {"num_workers": self.workers, "persistent_workers": self.workers > 0}
+        return {"batch_size": self.batch, "pin_memory": IS_CUDA, **workers}
+
+    def data_loader(self, dataset: Any, **options: Any) -> Iterable[Any]:
+        """Return torch's DataLoader in random order."""
+        return DataLoader(dataset, shuffle=True, **self.options(), **options)
+
+
+class Converted:
+    """The batches of a loader, made ``(images, labels)``."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return ((batch["image"], batch["label"]) for batch in self.loader)
+
+
+def unchanged(batch: Any) -> Any:
+    """Collate what already is a batch."""
+    return batch
+
+
+# How each stores pictures, and reads them
+
+
+def store_memload(job: Job) -> None:
+    """Build by a table, whose labels are the numbers."""
+    rows = [f"{Path(path).name},{number}" for number, path in enumerate(job.files)]
+    table = job.folder / "numbers.csv"
+    table.write_text("\n".join(["path,label", *rows, ""]))
+    source = memload.open_source(table, root=job.folder / "images")
+    memload.build(source, job.folder / "out.bin", size=SIDE, progress=False)
+
+
+def read_memload(feed: str, threads: int | None, job: Job) -> Iterable[Any]:
+    """Return the Loader."""
+    options: dict[str, Any] = {
+        "device": DEVICE,
+        "feed": feed,
+        "num_threads": threads or job.workers,
+    }
+    return memload.Loader(job.folder / "out.bin", job.batch, shuffle=True, **options)
+
+
+def read_fast_collate(job: Job) -> Iterable[Any]:
+    """Return torch's DataLoader with memload's data set and collate function."""
+    dataset = memload.MemmapDataset(job.folder / "out.bin")
+    return job.data_loader(dataset, collate_fn=memload.fast_collate)
+
+
+def read_numpy(job: Job) -> Iterable[Any]:
+    """Return torch's DataLoader over a memory map, with its own collate function."""
+    return job.data_loader(Numbered(job.pixels, torch.from_numpy))
+
+
+class Indexed(Numbered):
+    """Pictures of which DataLoader takes a whole batch by one index."""
+
+    def __getitems__(self, numbers: list[int]) -> tuple[Any, Any]:
+        return self.load(self.items[numbers]), torch.tensor(numbers)
+
+
+def read_indexed(job: Job) -> Iterable[Any]:
+    """Return torch's DataLoader, which takes whole batches from the memory map by one index."""
+    # an ordinary array, as parts of a memory map would be memory maps, slowly
+    return job.data_loader(Indexed(np.asarray(job.pixels), torch.from_numpy), collate_fn=unchanged)
+
+
+def store_tensordict(job: Job) -> None:
+    """Fill memory-mapped tensors."""
+    from tensordict import TensorDict
+
+    columns = {"image": torch.from_numpy(job.pixels), "label": torch.arange(job.count)}
+    TensorDict(columns, batch_size=[job.count]).memmap(job.folder / "tensordict")
+
+
+def read_tensordict(job: Job) -> Iterable[Any]:
+    """Return torch's DataLoader, which takes whole batches from a TensorDict by one index."""
+    from tensordict import TensorDict
+
+    data = TensorDict.load_memmap(job.folder / "tensordict")
+    return Converted(job.data_loader(data, collate_fn=unchanged))
+
+
+def rows_of(pixels: np.ndarray, number: int) -> np.ndarray:
+    """Return the pixels of a picture, (side, side, 3), as FFCV stores them."""
+    return np.ascontiguousarray(pixels[number].transpose(1, 2, 0))
+
+
+def store_ffcv(job: Job) -> None:
+    """Write raw pixels."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
+    writer = DatasetWriter(str(job.folder / "data.beton"), fields, num_workers=CORES)
+    samples = Numbered(range(job.count), partial(rows_of, job.pixels))
+    writer.from_indexed_dataset(samples, shuffle_indices=False)
+
+
+def read_ffcv(job: Job) -> Iterable[Any]:
+    """Return FFCV's Loader."""
+    from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import Squeeze, ToDevice, ToTensor, ToTorchImage
+
+    device = torch.device(DEVICE, 0 if IS_CUDA else None)
+    to_device = [ToDevice(device, non_blocking=True)] if IS_CUDA else []
+    return Loader(
+        str(job.folder / "data.beton"),
+        batch_size=job.batch,
+        num_workers=job.workers,
+        order=OrderOption.RANDOM,
+        os_cache=True,
+        drop_last=False,
+        pipelines={
+            "image": [SimpleRGBImageDecoder(), ToTensor(), *to_device, ToTorchImage()],
+            "label": [IntDecoder(), ToTensor(), Squeeze(), *to_device],
+        },
+    )
+
+
+def sample_of(pixels: np.ndarray, number: int) -> dict[str, Any]:
+    """Return what LitData stores."""
+    return {"image": torch.from_numpy(np.array(pixels[number])), "label": number}
+
+
+def store_litdata(job: Job) -> None:
+    """Write chunks of tensors."""
+    from litdata import optimize
+
+    options = {
+        "chunk_bytes": "64MB",
+        "num_workers": CORES,
+        "start_method": "fork",
+        "verbose": False,
+    }
+    numbers, folder = list(range(job.count)), str(job.folder / "litdata")
+    optimize(partial(sample_of, job.pixels), numbers, folder, **options)
+
+
+def read_litdata(job: Job) -> Iterable[Any]:
+    """Return LitData's loader of local chunks, which it maps into memory."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    dataset = StreamingDataset(str(job.folder / "litdata"), shuffle=True, drop_last=False)
+    return Converted(StreamingDataLoader(dataset, **job.options()))
+
+
+def store_lance(job: Job) -> None:
+    """Write a column of pixels, as lists of one length, in parts of 256 pictures."""
+    import lance
+    import pyarrow
+
+    def parts() -> Iterator[Any]:
+        for start in range(0, job.count, 256):
+            rows = np.array(job.pixels[start : start + 256]).reshape(-1)
+            images = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows), 3 * SIDE**2)
+            labels = pyarrow.array(range(start, start + len(images)))
+            yield pyarrow.record_batch([images, labels], ["image", "label"])
+
+    schema = next(parts()).schema
+    lance.write_dataset(parts(), job.folder / "data.lance", schema)
+
+
+class LanceRows:
+    """Rows of a Lance data set, opened by each process, of which a whole batch is taken at once."""
+
+    def __init__(self, path: str, count: int) -> None:
+        self.path, self.count, self.opened = path, count, None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitems__(self, numbers: list[int]) -> tuple[Any, Any]:
+        import lance
+
+        self.opened = self.opened or lance.dataset(self.path)
+        table = self.opened.take(numbers)
+        pixels = table["image"].combine_chunks().flatten().to_numpy()
+        images = torch.from_numpy(pixels.reshape(len(table), 3, SIDE, SIDE))
+        return images, torch.from_numpy(table["label"].to_numpy())
+
+
+def read_lance(job: Job) -> Iterable[Any]:
+    """Return torch's DataLoader over a Lance data set, whose workers are not forked."""
+    rows = LanceRows(str(job.folder / "data.lance"), job.count)
+    context = {"multiprocessing_context": "forkserver"} if job.workers else {}
+    return job.data_loader(rows, collate_fn=unchanged, **context)
+
+
+def store_webdataset(job: Job) -> None:
+    """Put decoded pictures into tar files, several for each worker."""
+    from webdataset import ShardWriter
+
+    (job.folder / "tars").mkdir()
+    pattern, most = str(job.folder / "tars" / "%05d.tar"), math.ceil(job.count / (4 * CORES))
+    with ShardWriter(pattern, maxcount=most, verbose=0) as out:
+        for number, picture in enumerate(job.pixels):
+            out.write({"__key__": f"{number:08d}", "cls": number, "npy": np.asarray(picture)})
+
+
+def pixels_and_label(sample: dict[str, Any]) -> tuple[Any, int]:
+    """Return what WebDataset has read of a sample."""
+    return torch.from_numpy(sample["npy"]), sample["cls"]
+
+
+def read_webdataset(job: Job) -> Iterable[Any]:
+    """Return WebDataset's loader; batches are made in the workers."""
+    import webdataset
+
+    tars = sorted(map(str, (job.folder / "tars").iterdir()))
+    samples = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(500).decode()
+    batches = samples.map(pixels_and_label).batched(job.batch, collation_fn=default_collate)
+    return webdataset.WebLoader(batches, **job.options() | {"batch_size": None})
+
+
+def by_torchvision(path: str) -> torch.Tensor:
+    """Decode and resize with torchvision alone, on tensors."""
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+    from torchvision.transforms.v2 import functional
+
+    pixels = decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
+    return functional.center_crop(functional.resize(pixels, [SIDE], antialias=True), [SIDE, SIDE])
+
+
+def read_jpegs(load: Callable[[str], torch.Tensor], job: Job) -> Iterable[Any]:
+    """Return torch's DataLoader over the files themselves."""
+    return job.data_loader(Numbered(job.files, load))
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to store pictures, unless it reads the JPEGs or pixels.npy, and to read them."""
+
+    read: Callable[[Job], Iterable[Any]]
+    store: Callable[[Job], None] | None = None
+    modules: str = ""  #: imported before anything is timed
+    counts: tuple[int, ...] = (CORES,)  #: of workers
+    decodes: bool = False
+
+
+BOTH = (CORES, 0)
+#: What is compared, by its name in the table. The first that is measured is memload's best.
+CONTENDERS = {
+    **(
+        {
+            "memload, Loader, dma": Contender(partial(read_memload, "dma", 1), store_memload),
+            "memload, Loader, pinned": Contender(
+                partial(read_memload, "pinned", None), store_memload
+            ),
+        }
+        if IS_CUDA
+        else {"memload, Loader": Contender(partial(read_memload, "cpu", None), store_memload)}
+    ),
+    "memload, DataLoader + fast_collate": Contender(read_fast_collate, store_memload, counts=(0,)),
+    "FFCV, raw": Contender(read_ffcv, store_ffcv, "ffcv.loader ffcv.writer ffcv.transforms"),
+    "NumPy memmap, a batch by one index": Contender(read_indexed, counts=BOTH),
+    "NumPy memmap, default collate": Contender(read_numpy, counts=BOTH),
+    "tensordict, memory-mapped": Contender(read_tensordict, store_tensordict, "tensordict", BOTH),
+    "LitData, tensors": Contender(read_litdata, store_litdata, "litdata", BOTH),
+    "Lance, lists of pixels": Contender(read_lance, store_lance, "lance", BOTH),
+    "WebDataset, arrays": Contender(read_webdataset, store_webdataset, "webdataset"),
+    "JPEG, DataLoader, torchvision.io": Contender(
+        partial(read_jpegs, by_torchvision), modules="torchvision.io", decodes=True
+    ),
+    "JPEG, DataLoader, Pillow": Contender(
+        partial(read_jpegs, partial(planes, side=SIDE)), decodes=True
+    ),
+}
+
+
 # What a child process does
 
 
-def build(contender: Contender, job: Job) -> dict[str, float]:
-    """Build, flushed to the disk; return time and bytes."""
-    start = time.perf_counter()
-    contender.build(job)
-    files = [path for path in job.built.rglob("*") if path.is_file()]
-    for path in files:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    seconds, size = time.perf_counter() - start, sum(path.stat().st_size for path in files)
-    return {
-        "build, ms/image": 1000 * seconds / job.count,
-        "disk, kB/image": size / job.count / 1000,
-    }
-
-
-def first_epoch(contender: Contender, job: Job) -> tuple[Iterable[Any], dict[str, Any]]:
-    """Take an epoch in which every picture has to come once; return the loader and figures."""
-    seen, memory, first, pixels = [], 0.0, 0.0, ""
-    start = time.perf_counter()
-    loader = contender.read(job)
-    for images, labels in move(loader, job.device):
-        if images.shape[1:] != (3, SIDE, SIDE) or images.dtype != torch.uint8:
-            raise ValueError(f"a batch is {tuple(images.shape)}, {images.dtype}")
-        numbers = labels.flatten().tolist()  # waits for the device
-        if not seen:
-            first = time.perf_counter() - start
-            pixels = equality(images.cpu().numpy(), [job.files[number] for number in numbers])
-        seen += numbers
-        memory = max(memory, memory_in_use())
-    if sorted(seen) != list(range(job.count)):
-        raise ValueError(
-            f"an epoch has {len(seen)} pictures, {len(set(seen))} different, not {job.count}"
-        )
-    return loader, {"first batch, s": first, "memory, MB": memory, "pixels": pixels}
-
-
-def equality(images: np.ndarray, files: list[str]) -> str:
-    """Tell how near some pictures of a batch are to Pillow's."""
-    pairs = list(zip(images, files, strict=True))[:CHECKED]
-    found = [psnr(planes(file, SIDE).numpy(), image) for image, file in pairs]
-    if set(found) == {EQUAL}:
-        return "equal"
-    return f"{statistics.median(found):.0f} dB, {min(found):.0f} at the least"
-
-
-def memory_in_use() -> float:
-    """Return the megabytes of anonymous and shared pages of this process and its workers."""
-    processes = ["self", *(worker.pid for worker in multiprocessing.active_children())]
-    texts = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes]
-    kilobytes = re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", "\n".join(texts), re.MULTILINE)
-    return sum(map(int, kilobytes)) / 1000
-
-
-def child(title: str, job: Job, seconds: float) -> None:
-    """Serve the requests "build", "open" and "round" of the parent."""
+def serve(title: str, job: Job, seconds: float) -> None:
+    """Serve the requests "open" and "round" of the parent."""
     warnings.simplefilter("ignore")
     contender, opened = CONTENDERS[title], []
     for module in contender.modules.split():
         importlib.import_module(module)
 
     def open_it() -> dict[str, Any]:
-        loader, found = first_epoch(contender, job)
-        opened.append(loader)
-        return found
+        if contender.store and not (done := job.folder / contender.store.__name__).exists():
+            contender.store(job)
+            done.touch()
+        opened.append(contender.read(job))
+        return {"pixels": checked(opened[0], job)}
 
     def take_epochs() -> dict[str, float]:
         before, start = harness.cpu_seconds(), time.perf_counter()
-        batches = functools.partial(move, opened[0], job.device)
+        batches = functools.partial(move, opened[0], DEVICE)
         rate = harness.rate_behind(batches, max(1, job.workers), seconds)()
         cores = (harness.cpu_seconds() - before) / (time.perf_counter() - start)
         return {"images/s": rate, "cores": cores}
 
-    requests = {"build": lambda: build(contender, job), "open": open_it, "round": take_epochs}
-    harness.serve(lambda: requests)
+    harness.serve({"open": open_it, "round": take_epochs})
+
+
+def checked(loader: Iterable[Any], job: Job) -> str:
+    """Take an epoch in which every picture has to come once; tell how near its pixels are."""
+    seen, found, pixels = [], [], job.pixels
+    for images, labels in move(loader, DEVICE):
+        numbers = labels.flatten().tolist()
+        for number, image in zip(numbers[: 64 - len(found)], images, strict=False):
+            found.append(psnr(pixels[number], image.cpu().numpy()))
+        seen += numbers
+    if sorted(seen) != list(range(job.count)):
+        raise ValueError(
+            f"an epoch has {len(seen)} pictures, {len(set(seen))} different, not {job.count}"
+        )
+    if set(found) == {EQUAL}:
+        return "equal"
+    return f"{statistics.median(found):.0f} dB, {min(found):.0f} at the least"
 
 
 # What the parent does
 
 
-def started(
-    title: str, job: Job, options: argparse.Namespace
-) -> contextlib.AbstractContextManager[Ask]:
-    """Start a process that builds or reads."""
-    python = harness.interpreter(title, options.python)
-    described = json.dumps(asdict(job), default=str)
-    command = [python, __file__, "--serve", title, described, options.seconds]
-    return harness.started(command, options.timeout)
-
-
-def usable(path: Path) -> bool:
-    """Tell whether all decoders give the same picture of a file."""
-    with Image.open(path) as image:
-        upright = image.getexif().get(0x0112, 1) == 1
-        return image.format == "JPEG" and image.mode in ("RGB", "L") and upright
-
-
-def copy_pictures(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Copy (or make) JPEGs until there are enough; return what they are."""
+def write_pictures(options: Any, folder: Path) -> dict[str, Any]:
+    """Copy (or make) JPEGs until there are enough, and decode them; return what they are."""
     found = find_jpegs(options.images, folder / "made", min(options.count, 256))
-    kept = [path for path in found if usable(path)]
-    if not kept:
-        sys.exit(f"No JPEG in {options.images} is upright and RGB or grey. Give another folder.")
     (folder / "images").mkdir()
+    shape = (options.count, 3, SIDE, SIDE)
+    pixels = np.lib.format.open_memmap(folder / "pixels.npy", "w+", np.uint8, shape)
     for number in range(options.count):
         # copies, not links: each has pages of its own, as different pictures would
-        shutil.copyfile(kept[number % len(kept)], folder / "images" / f"{number:08d}.jpg")
-    kind, different = "given" if options.images else "made", min(options.count, len(kept))
-    return {"pictures": kind, "different": different, "left out": len(found) - len(kept)}
+        shutil.copyfile(found[number % len(found)], folder / "images" / f"{number:08d}.jpg")
+        first = number < len(found)
+        pixels[number] = planes(found[number], SIDE) if first else pixels[number - len(found)]
+    pixels.flush()
+    kind, different = "given" if options.images else "made", min(options.count, len(found))
+    return {"pictures": kind, "different": different, "images": options.count}
 
 
-def chosen(options: argparse.Namespace, folder: Path) -> dict[str, tuple[str, Job]]:
-    """Return contender and job of each way that is asked for, by its name in the table."""
-    found = {}
-    for title, contender in CONTENDERS.items():
-        if contender.device not in (None, options.device):
-            continue
-        for count in dict.fromkeys(options.workers if n is None else n for n in contender.counts):
-            name = f"{title}, {count} {contender.unit}{'s' * (count != 1)}"
-            if options.only and not any(word.lower() in name.lower() for word in options.only):
-                continue
-            built = folder / (contender.build.__name__ if contender.build else "nothing")
-            pictures = options.part if contender.decodes else options.count
-            job = Job(folder / "images", built, options.batch, count, options.device, pictures)
-            found[name] = (title, job)
-    if not found:
-        sys.exit(f"No way's name contains one of {options.only}. Give other words to --only.")
-    return found
-
-
-def build_apart(title: str, job: Job, options: argparse.Namespace) -> dict[str, Any]:
-    """Build what a way reads in a process of its own; return the figures. Raises ChildError."""
-    if CONTENDERS[title].build is None:
-        size = sum(Path(path).stat().st_size for path in job.files)
-        return {"disk, kB/image": size / job.count / 1000}
-    shutil.rmtree(job.built, ignore_errors=True)
-    job.built.mkdir()
-    with started(title, job, options) as ask:
-        return ask("build")
-
-
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
-    """Build, open and check every way, and take the rounds; return the figures of each."""
-    ways: dict[str, Callable[[], Any]] = {}
+def measure(options: Any, folder: Path) -> dict[str, dict[str, Any]]:
+    """Open and check every way, and take the rounds; return the figures of each."""
+    pythons = dict(entry.split("=", 1) for entry in options.python)
+    path = os.pathsep.join([str(harness.HERE.parent), str(Path(memload.__file__).parents[1])])
     with contextlib.ExitStack() as opened:
         results: dict[str, dict[str, Any]] = {}
-        built: dict[Path, dict[str, Any]] = {}
-        for name, (title, job) in chosen(options, folder).items():
-            try:
-                if job.built not in built:
-                    built[job.built] = build_apart(title, job, options)
-                results[name] = dict(built[job.built])
-                ask = opened.enter_context(started(title, job, options))
-                results[name] |= ask("open")
-                ways[name] = functools.partial(ask, "round")
-            except (ChildError, OSError) as error:
-                results[name] = {"error": harness.without_folders(str(error))}
-            print(f"{name}: {results[name]}", file=sys.stderr)
-        rounds = harness.measure(ways, options.rounds)
+        ways: dict[str, Callable[[], Any]] = {}
+        for title, contender in CONTENDERS.items():
+            for workers in contender.counts:
+                name = title if workers or len(contender.counts) == 1 else f"{title}, no workers"
+                if options.only and not any(word.lower() in name.lower() for word in options.only):
+                    continue
+                count = 3 * options.batch * CORES if contender.decodes else options.count
+                job = json.dumps(asdict(Job(folder, count, options.batch, workers)), default=str)
+                python = next((pythons[word] for word in pythons if word in title), sys.executable)
+                command = [
+                    python,
+                    "-m",
+                    "benchmarks.compare",
+                    "--serve",
+                    title,
+                    job,
+                    options.seconds,
+                ]
+                # not below the folder: sockets are here, whose paths may have 107 characters
+                own = opened.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+                environment = {"PYTHONPATH": path, "TMPDIR": own}
+                for cache in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER"):
+                    environment[cache] = f"{own}/{cache}"
+                try:
+                    ask = opened.enter_context(
+                        harness.child(command, options.timeout, **environment)
+                    )
+                    ask(None)
+                    results[name] = {
+                        key.split(" › ")[1]: value for key, value in ask("open").items()
+                    }
+                    ways[name] = functools.partial(ask, "round")
+                except (ChildError, OSError) as error:
+                    results[name] = {"error": harness.without_folders(str(error))}
+                print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
+        found = harness.measure(
+            {name: partial(short, way) for name, way in ways.items()}, options.rounds
+        )
     first = next(iter(results))
     ratios = {
-        f"{name} › memload / it": (f"{first} › images/s", f"{name} › images/s")
-        for name in ways
-        if name != first and first.startswith("memload")
+        f"{n} › memload / it": (f"{first} › images/s", f"{n} › images/s")
+        for n in ways
+        if n != first
     }
-    found = harness.with_ratios(rounds, ratios)
-    spreads = harness.nested({figure: harness.spread(values) for figure, values in found.items()})
-    for name in ways:
-        results[name] = {column: spreads[name].get(column) for column in COLUMNS} | results[name]
-    return results
+    tree = harness.nested(
+        {k: harness.spread(v) for k, v in harness.with_ratios(found, ratios).items()}
+    )
+    return {name: tree.get(name, {}) | figures for name, figures in results.items()}
+
+
+def short(way: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Return the figures of a child without the name of its way."""
+    return {name.split(" › ")[1]: value for name, value in way().items()}
 
 
 def main() -> None:
     """Run the benchmark."""
-    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu", "cuda")
-    options = harness.parse_options({**OPTIONS, "device": devices}, {"rounds": 3, "seconds": 0.1})
-    options.part = 3 * options.batch * max(1, options.workers)
-    options.count = max(options.count, options.part)
-    if options.device == "cuda":
-        harness.need_cuda("--device cpu leaves batches in memory.")
-    left_out = harness.partial(options, {**USUAL, "only": []})
-    scratch = {"dir": options.folder or "/var/tmp", "prefix": "memload-benchmark-"}
-    with tempfile.TemporaryDirectory(**scratch) as folder:
-        parameters = copy_pictures(options, Path(folder))
+    options = harness.parse_options(OPTIONS, {"rounds": 3, "seconds": 0.1})
+    options.count = max(options.count, 3 * options.batch * CORES)
+    with tempfile.TemporaryDirectory(dir=options.data, prefix="memload-benchmark-") as folder:
+        parameters = write_pictures(options, Path(folder))
         results = measure(options, Path(folder))
-    parameters |= {"images": options.count, "images of ways that decode": options.part}
-    shown = ("batch", "device", "rounds", "seconds")
-    parameters |= {"side": SIDE} | {option: getattr(options, option) for option in shown}
-    parameters |= {"files": "warm", "first epoch": "warm"}
-    print(*(table.markdown() for table in tables(results)), sep="\n\n")
+    parameters |= {"side": SIDE, "device": DEVICE, "files": "warm"}
+    parameters |= {name: getattr(options, name) for name in ("batch", "rounds", "seconds")}
     if all("error" in figures for figures in results.values()):
-        sys.exit("Nothing is recorded, as no way could be measured.")
+        sys.exit(f"Nothing could be measured, or no name contains one of {options.only}.")
+    left_out = harness.left_out(options, {**USUAL, "only": []})
     harness.record("compare", options, results, parameters, left_out)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         fields = json.loads(sys.argv[3])
-        paths = {name: Path(fields[name]) for name in ("images", "built")}
-        child(sys.argv[2], Job(**fields | paths), float(sys.argv[4]))
+        serve(sys.argv[2], Job(**fields | {"folder": Path(fields["folder"])}), float(sys.argv[4]))
     else:
         main()

@@ -1,15 +1,14 @@
 """What the benchmarks share: rounds, medians and quartiles, and the line in ``results/``.
 
 A benchmark is a function ``ways(options, folder)`` that prepares its data in ``folder`` and returns
-what it measures, by name. Each way is called once a round and returns a figure, or several figures
-by name. All ways of a round run one after another, so that a slow moment of the machine strikes all
-of them; the first round warms up and is left out.
+what it measures, by name. Each way is called once a round and returns a figure, or several by name.
+All ways of a round run one after another, so that a slow moment of the machine strikes all of them;
+the first round warms up and is left out. Ratios are taken within each round.
 
 Figures are rates, where more is better, unless their name has a unit of time or memory in
 parentheses. `` › `` in a name divides tables: ``open › time (ms)``.
 
-`ab.py` runs the same ways for two checkouts of memload, round by round. Benchmarks therefore use
-nothing but memload's public names.
+`ab.py` runs the same ways for two checkouts, so benchmarks use only public names of memload.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import json
 import multiprocessing
 import os
 import platform
-import random
 import re
 import select
 import shlex
@@ -36,19 +34,28 @@ from typing import Any
 import memload
 
 HERE = Path(__file__).parent
-#: Packages that are measured beside memload, or that it uses on a GPU.
-BESIDE = (
-    *("torchvision", "kornia", "ffcv", "triton", "tensordict", "datasets"),
-    *("mosaicml-streaming", "litdata", "webdataset", "simplejpeg", "nvidia-dali-cuda130"),
+CORES = len(os.sched_getaffinity(0))
+PACKAGES = (
+    *("numpy", "torch", "torchvision", "triton", "pillow", "jpeg4py", "simplejpeg", "safetensors"),
+    *("kornia", "ffcv", "tensordict", "litdata", "webdataset", "pylance"),
 )
 #: The number of rounds from which on quartiles say something.
 ENOUGH_ROUNDS = 3
-LOWER_IS_BETTER = re.compile(r".*\((s|ms|µs|MB|GB|bytes[^)]*)\)( › .*)?|.*› cores|.*faults")
-
 #: Measures once; returns a figure, or several by name.
 Way = Callable[[], float | dict[str, float]]
 #: The first and the second figure of each ratio, by its name.
 Ratios = Mapping[str, Sequence[str]]
+#: Asks a process for the figures of a way. Raises ChildError.
+Ask = Callable[[Any], dict[str, Any]]
+
+
+def run_one_of(benchmarks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Run the benchmark that the first word of the command line names, with its own arguments."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in benchmarks:
+        sys.exit(f"{sys.modules['__main__'].__doc__}\nGive one of: {', '.join(benchmarks)}.")
+    del sys.argv[1]
+    run_benchmark(name=name, **benchmarks[name])
 
 
 def run_benchmark(
@@ -58,13 +65,13 @@ def run_benchmark(
     quick: Mapping[str, Any] | None = None,
     ratios: Ratios | None = None,
     facts: Mapping[str, Any] | None = None,
+    name: str = "",
 ) -> None:
     """Parse the command line, measure, print, and add a line to ``results/``.
 
     ``options`` are described at `parse_options`, and ``quick`` has the values that ``--quick`` sets
-    instead. Data is kept between runs in the folder ``--data``, and ``--serve`` is for a `Child`.
-    ``ratios`` are taken within each round, where both figures are measured. ``facts`` adds to the
-    parameters of the line.
+    instead. Data is kept between runs in the folder ``--data``, and ``--serve`` is for `ab.py`.
+    ``facts`` adds to the parameters of the line. Without a name, it is that of the script.
     """
     given = parse_options({**options, "data": None, "serve": False}, quick or {})
     ratios = ratios or {}
@@ -72,35 +79,32 @@ def run_benchmark(
         folder = given.data or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         if given.serve:
-            serve(lambda: ways(given, folder), rounds=given.rounds, ratios=ratios)
+            serve(ways(given, folder), rounds=given.rounds, ratios=ratios, machine=machine())
             return
         found = with_ratios(measure(ways(given, folder), given.rounds), ratios)
     if os.environ.get("RANK", "0") != "0":  # set by torchrun; rank 0 records
         return
-    results = nested({figure: spread(values) for figure, values in found.items()})
-    parameters: dict[str, Any] = {}
-    for name in options:
-        value = getattr(given, name)
-        if value not in (None, []):
-            parameters[name] = "given" if isinstance(value, Path) else value
-    parameters |= facts or {}
-    record(Path(sys.argv[0]).stem, given, results, parameters, partial(given, options))
-    print(json.dumps({"parameters": parameters, "results": results}, indent=1, ensure_ascii=False))
+    parameters = {name: getattr(given, name) for name in options if getattr(given, name) != []}
+    parameters = {name: value for name, value in parameters.items() if value is not None}
+    parameters = {k: "given" if isinstance(v, Path) else v for k, v in parameters.items()}
+    record(
+        name or Path(sys.argv[0]).stem,
+        given,
+        nested({figure: spread(values) for figure, values in found.items()}),
+        parameters | dict(facts or {}),
+        left_out(given, options),
+    )
 
 
 def parse_options(options: Mapping[str, Any], quick: Mapping[str, Any]) -> argparse.Namespace:
     """Return the command line's options.
 
     ``options`` are names with defaults: a number, False for a switch, choices of which the first is
-    the default, an empty list for words, None for a path, or the type `Path` for a path that stands
-    without its name.
+    the default, an empty list for words, or None for a path.
     """
     parser, defaults = argument_parser(), dict(options)
     for name, default in options.items():
-        if default is Path:
-            parser.add_argument(name, type=Path, nargs="?")
-            defaults[name] = None
-        elif default is False:
+        if default is False:
             parser.add_argument(f"--{name}", action="store_true")
         elif isinstance(default, tuple):
             parser.add_argument(f"--{name}", choices=default, help=f"default: {default[0]}")
@@ -121,7 +125,7 @@ def argument_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--dry-run", action="store_true", help="print, and record nothing")
-    parser.add_argument("--quick", action="store_true", help="measure less, in 2 to 3 minutes")
+    parser.add_argument("--quick", action="store_true", help="measure less")
     return parser
 
 
@@ -136,22 +140,13 @@ def figures(name: str, way: Way) -> dict[str, float]:
     return {name: found}
 
 
-def measure(
-    ways: Mapping[str, Way], rounds: int, *, warm_up: bool = True, shuffled: bool = False
-) -> dict[str, list[float]]:
-    """Measure all ways in turn, for so many rounds after a first one, which is left out.
-
-    ``warm_up=False`` is without that first round. ``shuffled`` takes the ways in another order in
-    each round but the first; these orders are the same in each run.
-    """
+def measure(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
+    """Measure all ways in turn, for so many rounds after a first one, which is left out."""
     found: dict[str, list[float]] = {}
-    order, generator = list(ways), random.Random(0)
-    for number in range(0 if warm_up else 1, rounds + 1):
-        for name in order:
-            for figure, value in figures(name, ways[name]).items():
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            for figure, value in figures(name, way).items():
                 found.setdefault(figure, []).extend([value] if number else [])
-        if shuffled:
-            generator.shuffle(order)
         print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
     return found
 
@@ -196,10 +191,10 @@ def nested(results: Mapping[str, Any]) -> dict[str, Any]:
 # Processes that measure on request
 
 
-def serve(prepare: Callable[[], Mapping[str, Way]], **facts: Any) -> None:
+def serve(ways: Mapping[str, Way], **facts: Any) -> None:
     """Measure the way whose name comes in a line on stdin, and print its figures, until stdin ends.
 
-    This is what a `Child` runs; ``facts`` are for its parent. What else is printed goes to stderr.
+    This is what a `child` runs; ``facts`` are for its parent. What else is printed goes to stderr.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -207,152 +202,105 @@ def serve(prepare: Callable[[], Mapping[str, Way]], **facts: Any) -> None:
     def answer(value: Any) -> None:
         print(json.dumps(value), file=answers, flush=True)
 
-    ways = prepare()
-    source = {"memload": str(Path(memload.__file__).parents[1]), "machine": machine()}
-    answer({"ways": list(ways), **facts, **source})
+    answer({"ways": list(ways), "memload": str(Path(memload.__file__).parents[1]), **facts})
     for line in sys.stdin:
         name = json.loads(line)
         answer(figures(name, ways[name]))
 
 
 class ChildError(Exception):
-    """A child process has ended, or does not answer."""
-
-
-class Child:
-    """A process of its own that measures ways on request, with the memload of a checkout."""
-
-    def __init__(self, command: Sequence[object], checkout: Path, **options: Any) -> None:
-        environment = os.environ | options.pop("env", {}) | {"PYTHONPATH": str(checkout)}
-        self.process = subprocess.Popen(
-            list(map(str, command)),
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-
-    def answer(self, timeout: float | None = None) -> Any:
-        """Return the next line of the process. Raises ChildError where there is none."""
-        if not select.select([self.process.stdout], [], [], timeout)[0]:
-            raise ChildError(f"It has not answered for {timeout:.0f} s.")
-        line = self.process.stdout.readline()
-        if not line:
-            raise ChildError(f"It ended with status {self.process.wait()}.")
-        return json.loads(line)
-
-    def measure(self, way: str, timeout: float | None = None) -> dict[str, Any]:
-        """Measure a way once; return its figures by name."""
-        with contextlib.suppress(BrokenPipeError):  # the answer says that it has ended
-            print(json.dumps(way), file=self.process.stdin, flush=True)
-        return self.answer(timeout)
-
-    def close(self, patience: float = 60) -> int:
-        """Let the process end, and return its status."""
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        return self.process.wait(patience)
-
-
-#: A request to a process; it returns figures by name. Raises ChildError.
-Ask = Callable[[str], dict[str, Any]]
+    """A process that measures on request has ended, or does not answer."""
 
 
 @contextlib.contextmanager
-def started(command: Sequence[object], timeout: float) -> Iterator[Ask]:
-    """Start a process that serves requests, in a session of its own with all that it starts.
+def child(command: Sequence[object], timeout: float, **environment: str) -> Iterator[Ask]:
+    """Start a process that serves requests, and end it, with all that it has started.
 
-    Requests raise ChildError with the last line of its stderr.
+    The request None returns the facts that it was given. An error has its last line of stderr.
     """
-    # Not below the benchmark's folder: workers have sockets here, whose paths may have 107 characters.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
-        caches = ("HF_HOME", "DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER")
-        environment = dict.fromkeys((*caches, "TMPDIR"), own) | {"HF_HUB_OFFLINE": "1"}
-        errors = Path(own) / "errors"
-        with errors.open("w") as stderr:
-            settings: Any = {"env": environment, "stderr": stderr, "start_new_session": True}
-            process = Child(command, HERE.parent, **settings)
+    with tempfile.TemporaryFile("w+", errors="replace") as stderr:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
 
-        def ask(request: str | None) -> dict[str, Any]:
-            try:
-                if request is None:
-                    return process.answer(timeout)
-                answers = process.measure(request, timeout)
-            except ChildError as error:
-                raise ChildError((errors.read_text().splitlines() or [error])[-1]) from None
-            return {name.partition(" › ")[2]: value for name, value in answers.items()}
+        def ask(request: Any) -> dict[str, Any]:
+            if request is not None:
+                with contextlib.suppress(BrokenPipeError):  # the answer says that it has ended
+                    print(json.dumps(request), file=process.stdin, flush=True)
+            if not select.select([process.stdout], [], [], timeout)[0]:
+                raise ChildError(f"It has not answered for {timeout:.0f} s.")
+            if line := process.stdout.readline():
+                return json.loads(line)
+            status = process.wait()
+            stderr.seek(0)
+            raise ChildError(
+                (stderr.read().splitlines() or [f"It ended with status {status}."])[-1]
+            )
 
         try:
-            ask(None)
             yield ask
         finally:  # let it clear away after itself, then end whatever is left
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.close(10)
+                process.wait(10)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.process.pid, signal.SIGKILL)
-            process.process.wait()
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
 
 
-def interpreter(title: str, pythons: Sequence[str]) -> str:
-    """Return the Python for what has this title, of entries ``WORD=PATH``; else this one."""
-    entries = dict(entry.split("=", 1) for entry in pythons)
-    return next((path for word, path in entries.items() if word in title), sys.executable)
-
-
-def without_folders(error: str) -> str:
-    """Return the beginning of an error without paths of this machine, which say nothing to others."""
-    return re.sub(r"(?:/[^\s/:'\"]+)+/", "", error)[:200]
+def without_folders(text: str) -> str:
+    """Return the beginning of a text without folders of this machine, which say nothing to others."""
+    return re.sub(r"(?:/[^\s/:'\"]+)+/", "", text)[:200]
 
 
 def run_python(*arguments: object) -> str:
     """Run Python in a new process, with the memload that is measured; return what it prints."""
-    # -P: without it, Python would look for memload in the current folder first
-    run = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-P", *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": str(Path(memload.__file__).parents[1])},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-    )
-    return run.stdout
+    ).stdout
 
 
 # Ways
 
 
-def rate(
-    run: Callable[[], Any], wait: Callable[[], object] = lambda: None, least_seconds: float = 0.0
-) -> Way:
+def rate(run: Callable[[], Any], least_seconds: float = 0.25) -> Way:
     """Return a way that measures images a second.
 
     ``run`` returns the number of images, or batches whose first member is the images; it is called
-    again until ``least_seconds`` have passed. ``wait`` waits for the device, before the clock
-    starts and before it stops.
+    again until ``least_seconds`` have passed.
     """
 
-    def way() -> float:
-        wait()
-        start, images = time.perf_counter(), 0
-        while not images or time.perf_counter() < start + least_seconds:
+    def repeated() -> int:
+        images, end = 0, time.perf_counter() + least_seconds
+        while not images or time.perf_counter() < end:
             images += count_images(run())
-        wait()
-        return images / (time.perf_counter() - start)
+        return images
 
-    return way
+    return lambda: timed(repeated)["images/s"]
 
 
 def rate_behind(
     batches: Callable[[], Iterable[Any]], untimed: int, least_seconds: float = 0.0
 ) -> Way:
     """Return a way that measures images a second behind the first batches of whole epochs."""
-    import torch
 
     def way() -> float:
-        wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+        torch = sys.modules["torch"]
         count, seconds = 0, 0.0
         while not count or seconds < least_seconds:
-            wait()
+            wait_for_device()
             start = time.perf_counter()
             for number, batch in enumerate(batches(), 1):
                 count += len(batch[0]) if number > untimed else 0
@@ -361,7 +309,7 @@ def rate_behind(
                     if torch.cuda.is_initialized():
                         torch.cuda.current_stream().synchronize()
                     start = time.perf_counter()
-            wait()
+            wait_for_device()
             seconds += time.perf_counter() - start
         return count / seconds
 
@@ -379,25 +327,6 @@ def timed(run: Callable[[], int]) -> dict[str, float]:
     wait_for_device()
     seconds = time.perf_counter() - start
     return {"images/s": images / seconds, "cores": (cpu_seconds() - cpu) / seconds}
-
-
-def take(loader: Iterable[Any], count: int, least_seconds: float = 0.0) -> dict[str, float]:
-    """Measure a loop over batches, in as many epochs as it takes to have so many images.
-
-    It ends there, within an epoch, or later when so many seconds have passed.
-    """
-    epochs = []  # left when the clock has stopped
-
-    def run() -> int:
-        taken, end = 0, time.perf_counter() + least_seconds
-        while True:
-            epochs.append(iter(loader))
-            for batch in epochs[-1]:
-                taken += len(batch[0])
-                if taken >= count and time.perf_counter() >= end:
-                    return taken
-
-    return timed(run)
 
 
 def wait_for_device() -> None:
@@ -418,7 +347,7 @@ def move(batches: Iterable[Any], device: Any) -> Iterator[tuple[Any, Any]]:
         yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
-def settle(loader: Any, seconds: float = 4.0) -> Any:
+def settle(loader: Any, seconds: float = 3.0) -> Any:
     """Go through a Loader until its rate has not risen for some seconds; return it.
 
     A Loader for a GPU registers the pages of its files in the background and grows faster until
@@ -426,7 +355,7 @@ def settle(loader: Any, seconds: float = 4.0) -> Any:
     """
     best, end = 0.0, time.perf_counter() + seconds
     while time.perf_counter() < end:
-        found = rate(lambda: loader)()
+        found = timed(lambda: count_images(loader))["images/s"]
         if found > 1.05 * best:
             best, end = found, time.perf_counter() + seconds
     return loader
@@ -460,14 +389,13 @@ def record(
     left_out: Sequence[str] = (),
     measured_on: dict[str, Any] | None = None,
 ) -> None:
-    """Append results to ``results/BENCHMARK.jsonl``, unless it is a dry run.
+    """Print results, and append them to ``results/BENCHMARK.jsonl`` unless it is a dry run.
 
     ``left_out`` names the options that made less of the run, which is then recorded as partial.
     ``measured_on`` is `machine()` of the process that measured, if that was another one.
     """
     line = {
         "benchmark": benchmark,
-        "command": command(),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         # from the environment where the tree was copied to another machine without its history
         "commit": os.environ.get("BENCHMARK_COMMIT") or commit(HERE),
@@ -481,10 +409,11 @@ def record(
         print(f"This is a partial run: {', '.join(left_out)}", file=sys.stderr)
     if not options.dry_run:
         with (HERE / "results" / f"{benchmark}.jsonl").open("a") as lines:
-            lines.write(json.dumps(line) + "\n")
+            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+    print(json.dumps({"parameters": parameters, "results": results}, indent=1, ensure_ascii=False))
 
 
-def partial(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
+def left_out(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
     """Return the options that made less of a run.
 
     These are lists of words, and numbers lower than their default; rounds where they are few.
@@ -495,13 +424,6 @@ def partial(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
     given = {name: getattr(options, name, 0) for name in least}
     less = [f"--{name} {value}" for name, value in given.items() if value < least[name]]
     return less + [f"--{name} {shlex.join(value)}" for name, value in words.items() if value]
-
-
-def command() -> str:
-    """Return the command without folders, which say nothing to others."""
-    arguments = " ".join(re.sub(r"[^ =]*/", "", argument) for argument in sys.argv)
-    ranks = os.environ.get("LOCAL_WORLD_SIZE")  # set by torchrun
-    return f"{f'torchrun --nproc-per-node {ranks}' if ranks else 'python'} benchmarks/{arguments}"
 
 
 def commit(folder: Path) -> str:
@@ -521,7 +443,7 @@ def machine() -> dict[str, Any]:
     named = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     found: dict[str, Any] = {
         "cpu": named[1].strip() if named else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": CORES,
         "system": platform.platform(),
     }
     torch = sys.modules.get("torch")
@@ -534,9 +456,9 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of memload and its libraries, and of what is measured beside it."""
-    found = {"memload": memload.__version__, "python": platform.python_version()}
-    for name in ("numpy", "torch", "triton", "pillow", *BESIDE):
+    """Return the versions of Python, of memload, and of what it uses or is measured beside it."""
+    found = {"python": platform.python_version(), "memload": memload.__version__}
+    for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

@@ -13,13 +13,18 @@ from torch.utils.data import Dataset
 EQUAL = 99.0  #: dB, for pictures without any difference
 
 
+def made_pictures(folder: Path, count: int, **options: Any) -> list[Path]:
+    """Write photograph-like JPEGs, a folder for each class; return them."""
+    sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+    from photographs import write_folder
+
+    return write_folder(folder, count, **options)
+
+
 def find_jpegs(given: Path | None, folder: Path, count: int) -> list[Path]:
     """Return the JPEGs below the folder given; without one, write photograph-like ones."""
     if given is None:
-        sys.path.append(str(Path(__file__).parents[1] / "scripts"))
-        from photographs import write_folder
-
-        return write_folder(folder, count)
+        return made_pictures(folder, count)
     files = sorted(path for path in given.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     if not files:
         sys.exit(f"There are no JPEGs in {given}. Give a folder that has some.")
@@ -39,12 +44,7 @@ def resized(image: Image.Image, side: int) -> np.ndarray:
 def planes(path: str | Path, side: int) -> torch.Tensor:
     """Return the pixels of a file, decoded by Pillow, as (3, side, side)."""
     with Image.open(path) as image:
-        return to_planes(resized(image, side))
-
-
-def to_planes(pixels: np.ndarray) -> torch.Tensor:
-    """Return pixels of (side, side, 3) as (3, side, side), contiguous."""
-    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+        return torch.from_numpy(resized(image, side).transpose(2, 0, 1).copy())
 
 
 def psnr(wanted: np.ndarray, found: np.ndarray) -> float:

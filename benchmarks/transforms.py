@@ -1,14 +1,16 @@
-"""Transforms of a batch beside the plain torch operations they are made of, or beside a copy.
+"""Transforms of a batch beside the plain torch operations they are made of, or beside other libraries.
 
-On the CPU each recipe stands beside the operations of torch that it takes at least, which are given
-what was drawn; and operations beside torchvision v2, if it is installed, which is called for each
-sample, both with one thread and at most 64 images. On CUDA the recipes stand beside a copy of as
-many bytes, and beside torchvision v2 and Kornia where they are installed, each with a draw of its
-own for every sample where it can. Images a second, of calls one after another, with the host's
-part; or, "on the device", without it. Images are uint8 and channels-last, as a Loader has them; an
-image counts once for all its views. As in a Loader, the calls are for parts of stretches of samples,
-which memload plans at once, and as many calls are timed as a plan is for; "a call by itself" is
-given its samples and cannot share work with the next. `--only` takes the
+    python -m benchmarks.transforms --only recipes
+
+Images a second, of calls one after another, with the host's part; or, "on the device", without it.
+Images are uint8 and channels-last, as a Loader has them; an image counts once for all its views.
+
+On the CPU recipes stand beside the operations of torch that they take at least, which are given what
+was drawn; and operations beside torchvision v2, if it is installed, which is called for each sample,
+both with one thread and 64 images. On CUDA the basic recipe stands beside torchvision v2 and Kornia,
+with a draw for every sample where they can, and operations beside torchvision v2 with one draw for the
+batch. As in a Loader, memload's calls are for parts of stretches of samples, which it plans at once;
+"a call by itself" is given its samples and cannot share work with the next. ``--only`` takes the
 figures whose names contain one of its words.
 """
 
@@ -18,149 +20,161 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import augmentations
 import numpy as np
 import torch
-from augmentations import OPERATIONS, OTHERS
-from harness import Way, need_cuda, rate, run_benchmark
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
+from benchmarks.harness import Way, rate, run_benchmark
 from memload import transforms
+from memload.transforms import recipes
 
-MEAN, STD = (
-    torch.tensor(values).view(1, 3, 1, 1) for values in (augmentations.MEAN, augmentations.STD)
-)
-STEPS = [transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
-FLIP = transforms.Compose(STEPS)
-CROP = transforms.Compose([transforms.RandomCrop(32, padding=4), *STEPS])
+IS_CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if IS_CUDA else "cpu"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+#: Pillow's numbers, which all libraries take.
+BILINEAR, BICUBIC = 2, 3
+A_BATCH, A_SAMPLE = "torchvision v2, one draw a batch", "torchvision v2, one draw a sample"
 #: The tables.
-TRIVIAL = "TrivialAugmentWide, resized crop, flip, normalise"
-DINO = "dino(224), ten views of pictures of 256×256"
 RECIPES = "recipes, of pictures of 256×256 or 32×32"
-ON_CUDA, ON_CPU = "operations, 224×224", "operations, 224×224, one thread"
-#: Images of each call on the CPU, where torchvision takes 10 ms for some.
-MOST_ON_CPU = 64
+OPERATIONS = "operations, 224×224" + ", one thread" * (not IS_CUDA)
+TRIVIAL = "TrivialAugmentWide, resized crop, flip, normalise"
+CROP, PADDED = "resized crop, flip, normalise", "padded crop, flip, normalise, 32"
 #: memload plans for so many samples at once. A measurement is of so many or a multiple, so that its
 #: share of planning does not depend on when it begins.
 SAMPLES_PER_PLAN = 8192
+#: Images of each call of an operation on the CPU, where torchvision takes 10 ms for some.
+FEW = 64
+
+Calls = dict[str, Callable[[], Any]]
+
+
+def operations(of: Any) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return operations of `memload.transforms` or torchvision's v2; all change every image."""
+    return {
+        "RandomResizedCrop(224), bicubic": of.RandomResizedCrop(224, interpolation=BICUBIC),
+        "TrivialAugmentWide()": of.TrivialAugmentWide(),
+        "RandAugment()": of.RandAugment(),
+        "ColorJitter(0.4, 0.4, 0.4, 0.1)": of.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        "GaussianBlur(9)": of.GaussianBlur(9),
+        "GaussianBlur(23)": of.GaussianBlur(23),
+        "RandomAffine(30, (0.1, 0.1), (0.8, 1.2), 10), bilinear": of.RandomAffine(
+            30, (0.1, 0.1), (0.8, 1.2), 10, interpolation=BILINEAR
+        ),
+        "RandomPerspective(0.5), bilinear": of.RandomPerspective(0.5, p=1.0),
+        "RandomAdjustSharpness(2)": of.RandomAdjustSharpness(2, p=1.0),
+        "RandomSolarize(128)": of.RandomSolarize(128, p=1.0),
+        "RandomPosterize(4)": of.RandomPosterize(4, p=1.0),
+        "RandomAutocontrast()": of.RandomAutocontrast(p=1.0),
+        "RandomEqualize()": of.RandomEqualize(p=1.0),
+    }
+
+
+def named_recipes() -> dict[str, tuple[transforms.Compose, int]]:
+    """Return each recipe, bound as in a Loader, and the side of the pictures that it is given."""
+    sizes = {"imagenet_v1": 224, "imagenet_v2": 176, "deit": 224, "deit3": 224, "convnext": 224}
+    sizes |= {"simclr": 224, "byol": 224, "dino": 224, "mae": 224, "cifar": 32, "airbench": 32}
+    found = {}
+    for name, size in sizes.items():
+        # the mean of the data set is a fact that a Loader would fill in
+        own = {"mean": "imagenet"} if size == 32 else {}
+        recipe = getattr(recipes, name)(size, dtype=torch.bfloat16, **own)
+        found[f"{name}({size})"] = recipe.bind(num_classes=1000), 32 if size == 32 else 256
+    return found
+
+
+# Other libraries
+
+
+def torchvision_v2() -> Any:
+    """Return ``torchvision.transforms.v2``, or None where it is not installed."""
+    if not find_spec("torchvision"):
+        return None
+    from torchvision.transforms import v2
+
+    return v2
+
+
+def each(transform: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Call a transform of torchvision for each image, as it draws once a call."""
+    return torch.stack([transform(image) for image in images])
+
+
+def crops_of_others(images: Tensor) -> Calls:
+    """Return the resized crop, flip, normalise and cast of other libraries, where installed."""
+    calls: Calls = {}
+    if v2 := torchvision_v2():
+        steps = [v2.RandomResizedCrop(224), v2.RandomHorizontalFlip()]
+        trivial = v2.TrivialAugmentWide(interpolation=BILINEAR)
+        ends = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+        with_trivial = v2.Compose([*steps, trivial, *ends])
+        calls[f"{TRIVIAL} › {A_BATCH}"] = lambda: with_trivial(images).bfloat16()
+        theirs = v2.Compose([*steps, *ends])
+        calls[A_BATCH] = lambda: theirs(images).bfloat16()
+        calls[A_SAMPLE] = lambda: each(theirs, images).bfloat16()
+    if find_spec("kornia"):
+        import kornia.augmentation as kornia
+
+        kornias = torch.nn.Sequential(
+            kornia.RandomResizedCrop((224, 224)),
+            kornia.RandomHorizontalFlip(),
+            kornia.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+        )
+        calls["kornia"] = lambda: kornias(images / 255).bfloat16()
+    return calls
+
+
+# Plain torch
 
 
 def normalise(images: Tensor) -> Tensor:
     """Return float32, as the two operations that it takes at least."""
-    return images.mul(1 / (255 * STD)).add_(-MEAN / STD)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
+    return images.mul(1 / (255 * std)).add_(-mean / std)
 
 
-def random_boxes(count: int, side: int) -> list[tuple[int, int, int, int]]:
+def random_boxes(count: int, side: int) -> list[list[int]]:
     """Return top, left, height and width of boxes as RandomResizedCrop draws them."""
     random = np.random.default_rng(0)
     area = random.uniform(0.08, 1, count) * side * side
     ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3), count))
-    heights, widths = (
-        np.minimum(np.sqrt(area * shape).round(), side).astype(int) for shape in (1 / ratio, ratio)
+    sizes = np.minimum(np.sqrt(area * np.stack([1 / ratio, ratio])).round(), side).astype(int)
+    return np.concatenate([random.integers(0, side - sizes + 1), sizes]).T.tolist()
+
+
+def plain_resized_crops(images: Tensor, boxes: list[list[int]], flipped: Tensor) -> Tensor:
+    """Crop, resize, flip and normalise, one sample after another."""
+    out = torch.empty(
+        (len(images), 3, 224, 224), dtype=torch.uint8, memory_format=torch.channels_last
     )
-    tops, lefts = (random.integers(0, side - sizes + 1) for sizes in (heights, widths))
-    return list(zip(*(a.tolist() for a in (tops, lefts, heights, widths)), strict=True))
-
-
-def resized_crops(
-    images: Tensor, side: int, boxes: list[tuple[int, int, int, int]], flipped: Tensor
-) -> Tensor:
-    """Crop, resize and flip one sample after another."""
-    shape = (len(images), 3, side, side)
-    out = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
     for number, (top, left, height, width) in enumerate(boxes):
         box = images[number : number + 1, :, top : top + height, left : left + width]
-        piece = interpolate(box, (side, side), mode="bilinear", antialias=True)
+        piece = interpolate(box, (224, 224), mode="bilinear", antialias=True)
         out[number : number + 1] = piece.flip(-1) if flipped[number] else piece
-    return out
+    return normalise(out)
 
 
-def flip_some(images: Tensor, flipped: Tensor) -> Tensor:
-    """Flip the images that are to be flipped."""
-    return torch.where(flipped, images.flip(-1), images)
-
-
-def padded_crops(images: Tensor, starts: list[list[int]]) -> Tensor:
-    """Pad by 4 and crop."""
+def plain_padded_crops(images: Tensor, starts: list[list[int]], flipped: Tensor) -> Tensor:
+    """Pad by 4, crop, flip and normalise."""
     padded = pad(images, [4] * 4)
     pieces = [
-        padded[number, :, top : top + 32, left : left + 32]
-        for number, (top, left) in enumerate(starts)
+        padded[n, :, top : top + 32, left : left + 32] for n, (top, left) in enumerate(starts)
     ]
-    return torch.stack(pieces)
+    cropped = torch.stack(pieces)
+    return normalise(torch.where(flipped, cropped.flip(-1), cropped))
 
 
-def on_cpu(batch: int) -> dict[str, Callable[[], Tensor]]:
-    """Return each recipe, and what it takes at least under the same name with ``, plain``."""
-    large, small = (random_images(batch, side, "cpu") for side in (256, 32))
-    numbers, flipped = np.arange(batch), (torch.rand(batch) < 0.5)[:, None, None, None]
-    train, evaluate = transforms.train(224), transforms.evaluate(224, resize=232)
-    boxes = random_boxes(batch, 256)
-    starts = np.random.default_rng(0).integers(0, 9, (batch, 2)).tolist()
-
-    def centre(images: Tensor) -> Tensor:
-        resized = interpolate(images, (232, 232), mode="bilinear", antialias=True)
-        return resized[:, :, 4:228, 4:228]
-
-    return {
-        "resized crop, flip, normalise, 256": lambda: train(large, samples=numbers),
-        "resized crop, flip, normalise, 256, plain": lambda: normalise(
-            resized_crops(large, 224, boxes, flipped)
-        ),
-        "flip, normalise, 256": lambda: FLIP(large, samples=numbers),
-        "flip, normalise, 256, plain": lambda: normalise(flip_some(large, flipped)),
-        "flip, normalise, 32": lambda: FLIP(small, samples=numbers),
-        "flip, normalise, 32, plain": lambda: normalise(flip_some(small, flipped)),
-        "padded crop, flip, normalise, 32": lambda: CROP(small, samples=numbers),
-        "padded crop, flip, normalise, 32, plain": lambda: normalise(
-            flip_some(padded_crops(small, starts), flipped)
-        ),
-        "resize, centre crop, normalise, 256": lambda: evaluate(large),
-        "resize, centre crop, normalise, 256, plain": lambda: normalise(centre(large)),
-    }
+# What is called
 
 
-def operations_on_cpu(batch: int) -> dict[str, Callable[[], Tensor]]:
-    """Return each operation on one thread, and torchvision's, a sample after another."""
-    images = random_images(batch, 224, "cpu")
-    contiguous, trivial = images.contiguous(), f"{ON_CPU} › {TRIVIAL}"
-    ours = in_stretches(augmentations.trivial_augment(), images)
-    calls = {f"{trivial} › memload": on_one_thread(ours)}
-    theirs = augmentations.trivial_augments_of_others(contiguous)
-    if a_sample := theirs.get(augmentations.A_SAMPLE):
-        calls[f"{trivial} › {augmentations.A_SAMPLE}"] = on_one_thread(a_sample)
-    for name, make in OPERATIONS.items():
-        operation = transforms.Compose([make(transforms)])
-        calls[f"{ON_CPU} › {name} › memload"] = on_one_thread(in_stretches(operation, images))
-        if v2 := augmentations.torchvision_v2():
-            # its faster layout: channels-last takes 0.82 of the time for crops, up to 5 times for others
-            stored = images if name.startswith("RandomResizedCrop") else contiguous
-            theirs = functools.partial(augmentations.a_sample(make(v2)), stored)
-            calls[f"{ON_CPU} › {name} › {augmentations.A_SAMPLE}"] = on_one_thread(theirs)
-    return calls
-
-
-def on_one_thread(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return a call for which torch has one thread."""
-
-    def on_one() -> Tensor:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        result = call()
-        torch.set_num_threads(threads)
-        return result
-
-    return on_one
-
-
-def random_images(batch: int, side: int, device: str) -> Tensor:
+def random_images(batch: int, side: int) -> Tensor:
     """Return channels-last images."""
     shape = batch, side, side, 3
-    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=DEVICE).permute(0, 3, 1, 2)
 
 
 def in_stretches(
@@ -177,52 +191,83 @@ def in_stretches(
     return batches().__next__
 
 
-def on_cuda(batch: int) -> dict[str, Callable[[], Any]]:
-    """Return the basic recipes, a copy that moves as many bytes, and others' recipes."""
-    images, large = (random_images(batch, side, "cuda") for side in (224, 256))
-    numbers = np.arange(batch)
-    flip = transforms.Compose([*STEPS, transforms.ToDtype(torch.bfloat16)])
-    train = transforms.train(224, dtype=torch.bfloat16)
-    # The recipe reads 1 byte and writes 2 a pixel; a copy reads and writes half of that each.
-    source, target = (
-        torch.empty((batch, images[0].numel() * 3 // 2), dtype=torch.uint8, device="cuda")
-        for _ in range(2)
+def on_one_thread(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call for which torch has one thread."""
+
+    def on_one() -> Any:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        result = call()
+        torch.set_num_threads(threads)
+        return result
+
+    return on_one
+
+
+def on_cpu(batch: int) -> Calls:
+    """Return recipes, and what they take at least; and operations beside torchvision's."""
+    large, small, few = random_images(batch, 256), random_images(batch, 32), random_images(FEW, 224)
+    numbers, flipped = np.arange(batch), (torch.rand(batch) < 0.5)[:, None, None, None]
+    steps = [transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
+    train = transforms.train(224)
+    padded = transforms.Compose([transforms.RandomCrop(32, padding=4), *steps])
+    boxes, starts = (
+        random_boxes(batch, 256),
+        np.random.default_rng(0).integers(0, 9, (batch, 2)).tolist(),
     )
-    return {
-        "copy": lambda: target.copy_(source),
-        "flip, normalise": in_stretches(flip, images),
-        "resized crop, flip, normalise": in_stretches(train, large),
-        "flip, normalise, a call by itself": lambda: flip(images, samples=numbers),
-        "resized crop, flip, normalise, a call by itself": lambda: train(large, samples=numbers),
-        **augmentations.crops_of_others(large),
+    calls: Calls = {
+        f"{CROP}, 256": lambda: train(large, samples=numbers),
+        f"{CROP}, 256, plain": lambda: plain_resized_crops(large, boxes, flipped),
+        PADDED: lambda: padded(small, samples=numbers),
+        f"{PADDED}, plain": lambda: plain_padded_crops(small, starts, flipped),
     }
-
-
-def tables_on_cuda(batch: int) -> dict[str, Callable[[], Any]]:
-    """Return recipes and operations; names are those of a table, a row in it, and a library."""
-    images, large, small = (random_images(batch, side, "cuda") for side in (224, 256, 32))
-    trivial = augmentations.trivial_augment()
-    calls = {f"{TRIVIAL} › memload": in_stretches(trivial, images)}
-    theirs = augmentations.trivial_augments_of_others(images)
-    calls |= {f"{TRIVIAL} › {name}": call for name, call in theirs.items()}
-
-    dino = transforms.recipes.dino(224, dtype=torch.bfloat16)
-    calls[f"{DINO} › memload"] = in_stretches(dino, large)
-    theirs = augmentations.dino_of_others(large)
-    calls |= {f"{DINO} › {name}": call for name, call in theirs.items()}
-
-    columns = {"label": torch.randint(0, 1000, (batch,), device="cuda")}
-    for name, (recipe, side) in augmentations.named_recipes().items():
-        stored = small if side == 32 else large
-        calls[f"{RECIPES} › {name} › memload"] = in_stretches(recipe, stored, columns)
-
-    for name, make in OPERATIONS.items():
-        operation = transforms.Compose([make(transforms)])
-        calls[f"{ON_CUDA} › {name} › memload"] = in_stretches(operation, images)
-        if v2 := augmentations.torchvision_v2():
-            of_batch = functools.partial(make(v2), images)
-            calls[f"{ON_CUDA} › {name} › {augmentations.A_BATCH}"] = of_batch
+    v2, contiguous = torchvision_v2(), few.contiguous()
+    theirs = operations(v2) if v2 else {}
+    for name, operation in operations(transforms).items():
+        ours = in_stretches(transforms.Compose([operation]), few)
+        calls[f"{OPERATIONS} › {name} › memload"] = on_one_thread(ours)
+        if (
+            v2
+        ):  # its faster layout: channels-last takes 0.82 of the time for crops, up to 5 times else
+            images = few if name.startswith("RandomResizedCrop") else contiguous
+            their = functools.partial(each, theirs[name], images)
+            calls[f"{OPERATIONS} › {name} › {A_SAMPLE}"] = on_one_thread(their)
     return calls
+
+
+def on_cuda(batch: int) -> Calls:
+    """Return recipes and operations, beside a copy of as many bytes and other libraries."""
+    images, large, small = (random_images(batch, side) for side in (224, 256, 32))
+    train, numbers = transforms.train(224, dtype=torch.bfloat16), np.arange(batch)
+    # The recipe reads 1 byte and writes 2 a pixel; a copy reads and writes half of that each.
+    shape = batch, images[0].numel() * 3 // 2
+    bytes_read, written = (torch.empty(shape, dtype=torch.uint8, device="cuda") for _ in range(2))
+    calls: Calls = {
+        "copy": lambda: written.copy_(bytes_read),
+        CROP: in_stretches(train, large),
+        f"{CROP}, a call by itself": lambda: train(large, samples=numbers),
+        **crops_of_others(large),
+    }
+    trivial = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+    trivial += [transforms.TrivialAugmentWide(interpolation=BILINEAR)]
+    trivial += [transforms.Normalize("imagenet"), transforms.ToDtype(torch.bfloat16)]
+    calls[f"{TRIVIAL} › memload"] = in_stretches(transforms.Compose(trivial), large)
+    labels = {"label": torch.randint(0, 1000, (batch,), device="cuda")}
+    for name, (recipe, side) in named_recipes().items():
+        stored = small if side == 32 else large
+        calls[f"{RECIPES} › {name} › memload"] = in_stretches(recipe, stored, labels)
+    v2 = torchvision_v2()
+    theirs = operations(v2) if v2 else {}
+    for name, operation in operations(transforms).items():
+        calls[f"{OPERATIONS} › {name} › memload"] = in_stretches(
+            transforms.Compose([operation]), images
+        )
+        if v2:
+            calls[f"{OPERATIONS} › {name} › {A_BATCH}"] = functools.partial(theirs[name], images)
+    return calls
+
+
+# How it is measured
 
 
 def rate_on_device(call: Callable[[], Any], batch: int) -> float:
@@ -251,95 +296,60 @@ def rate_on_device(call: Callable[[], Any], batch: int) -> float:
     return count * batch / (start.elapsed_time(end) / 1000)
 
 
+def repeated(call: Callable[[], Any], batch: int, repeats: int) -> int:
+    """Call so many times; return the number of images."""
+    for _ in range(repeats):
+        call()
+    return repeats * batch
+
+
 def ways(options: Any, folder: Path) -> dict[str, Way]:
-    """Return what is called."""
-    if options.device == "cpu":
-        few = min(options.batch, MOST_ON_CPU)
-        found = {name: (call, options.batch) for name, call in on_cpu(options.batch).items()}
-        found |= {name: (call, few) for name, call in operations_on_cpu(few).items()}
-        found = only(found, options.only)
-        return {
-            f"{name}, images/s": rate(counted(call, batch)) for name, (call, batch) in found.items()
+    """Return what is called, on CUDA with and without the host's part."""
+    calls = on_cuda(options.batch) if IS_CUDA else on_cpu(options.batch)
+    if options.only:
+        calls = {
+            name: call for name, call in calls.items() if any(word in name for word in options.only)
         }
-    need_cuda("Leave --device out to measure the CPU.")
-    return ways_on_cuda(options)
-
-
-def ways_on_cuda(options: Any) -> dict[str, Way]:
-    """Return what is called on CUDA, with and without the host's part."""
-    calls = only(on_cuda(options.batch) | tables_on_cuda(options.batch), options.only)
-    others = {name for name in calls if name.rpartition(" › ")[2].startswith(OTHERS)}
-    if options.quick:
-        calls = {name: call for name, call in calls.items() if name not in others}
+        if not calls:
+            sys.exit(f"No name contains one of {options.only}. Give other words to --only.")
     found: dict[str, Way] = {}
     for name, call in calls.items():
-        repeats = 1 if name in others else SAMPLES_PER_PLAN // options.batch
-        run = counted(call, options.batch, repeats)
-        # with one draw a batch, calls differ
-        least_seconds = 0.05 if name in others else 0.02
-        found[f"{name}, images/s"] = rate(run, torch.cuda.synchronize, least_seconds)
-        if name not in others:
+        batch = FEW if name.startswith(OPERATIONS) and not IS_CUDA else options.batch
+        is_ours = IS_CUDA and "torchvision" not in name and "kornia" not in name
+        run = functools.partial(repeated, call, batch, SAMPLES_PER_PLAN // batch if is_ours else 1)
+        found[f"{name}, images/s"] = rate(run, 0.02 if is_ours else 0.05)
+        if is_ours:
             found[f"{name}, on the device, images/s"] = functools.partial(
-                rate_on_device, call, options.batch
+                rate_on_device, call, batch
             )
     # compiled, and with all memory that it takes, before the first round
     warm_until = time.perf_counter() + 2
-    while time.perf_counter() < warm_until:
+    while IS_CUDA and time.perf_counter() < warm_until:
         for call in calls.values():
             call()
         torch.cuda.synchronize()
     return found
 
 
-def counted(call: Callable[[], Any], batch: int, repeats: int = 1) -> Callable[[], int]:
-    """Return some calls as one, which returns its number of images."""
-
-    def run() -> int:
-        for _ in range(repeats):
-            call()
-        return batch * repeats
-
-    return run
-
-
-def only(calls: dict[str, Any], words: list[str]) -> dict[str, Any]:
-    """Return the calls whose name contains one of the words; without words, all."""
-    found = {name: call for name, call in calls.items() if any(word in name for word in words)}
-    if words and not found:
-        sys.exit(f"No name contains one of {words}. Give other words to --only.")
-    return found or calls
-
-
-def time_ratios() -> dict[str, tuple[str, str]]:
+def times() -> dict[str, tuple[str, str]]:
     """Return the ratios of times, which are those of rates the other way round."""
-    flip, crop = "flip, normalise", "resized crop, flip, normalise"
-    sizes = (f"{crop}, 256", f"{flip}, 256", f"{flip}, 32", f"padded crop, {flip}, 32")
-    pairs = [(name, f"{name}, plain") for name in (*sizes, "resize, centre crop, normalise, 256")]
-    pairs += [(f"copy{kind}", f"{flip}{kind}") for kind in ("", ", on the device")]
-    a_batch, a_sample = augmentations.A_BATCH, augmentations.A_SAMPLE
-    pairs += [(name, crop) for name in (a_batch, a_sample, "kornia")]
+    pairs = [(f"{CROP}, 256", f"{CROP}, 256, plain"), (PADDED, f"{PADDED}, plain")]
+    pairs += [(name, CROP) for name in (A_BATCH, A_SAMPLE, "kornia")]
     ratios = {
         f"time: {one} / {other}": (f"{other}, images/s", f"{one}, images/s") for one, other in pairs
     }
-    rows = [(TRIVIAL, name) for name in (a_batch, a_sample, augmentations.KORNIA)]
-    rows += [(DINO, a_batch), (f"{ON_CPU} › {TRIVIAL}", a_sample)]
-    for name in OPERATIONS:
-        rows += [(f"{ON_CUDA} › {name}", a_batch), (f"{ON_CPU} › {name}", a_sample)]
-    return ratios | {
-        f"{row} › time: {theirs} / memload": (
-            f"{row} › memload, images/s",
-            f"{row} › {theirs}, images/s",
-        )
-        for row, theirs in rows
-    }
+    for name, theirs in itertools.product(operations(transforms), (A_BATCH, A_SAMPLE)):
+        row = f"{OPERATIONS} › {name}"
+        rates = (f"{row} › memload, images/s", f"{row} › {theirs}, images/s")
+        ratios[f"{row} › time: {theirs} / memload"] = rates
+    return ratios
 
 
 if __name__ == "__main__":
-    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu", "cuda")
     run_benchmark(
         ways,
-        options={"batch": 256, "rounds": 30, "device": devices, "only": []},
+        options={"batch": 256, "rounds": 30, "only": []},
         quick={"rounds": 12},
-        ratios=time_ratios(),
-        facts={"images": "in memory"},
+        ratios=times(),
+        facts={"device": DEVICE, "images": "in memory"},
     )

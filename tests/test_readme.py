@@ -2,10 +2,8 @@
 
 import importlib
 import importlib.util
-import json
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,6 @@ import memload
 from memload.cli import main
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
-import performance  # noqa: E402
-import report  # noqa: E402
-
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -219,31 +213,6 @@ def test_links_exist(page):
         assert all(inside), "name a file outside of docs/ as code, without a link"
 
 
-def test_rates_in_the_tables_are_in_the_results() -> None:
-    def leaves(value: Any) -> Iterator[float]:
-        if isinstance(value, dict):
-            for inner in value.values():
-                yield from leaves(inner)
-        elif isinstance(value, int | float):
-            yield value
-
-    def is_measured(rate: str) -> bool:
-        digits = rate.replace(",", "")
-        given = len(digits.rstrip("0"))
-        return any(float(f"{value:.{given}g}") == float(digits) for value in found)
-
-    files = (ROOT / "benchmarks" / "results").glob("*.jsonl")
-    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    settings = {
-        number for line in lines for number in re.findall(r"\d[\d,]*", " ".join(line["results"]))
-    }
-    found = [value for line in lines for value in leaves(line["results"])]
-    tables = [line for line in PAGES[0].read_text().splitlines() if line.startswith("|")]
-    rates = re.findall(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])", "\n".join(tables))
-    assert len(rates) > 10
-    assert [rate for rate in rates if rate not in settings and not is_measured(rate)] == []
-
-
 def test_the_site_lists_every_page() -> None:
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert {str(page.relative_to(ROOT / "docs")) for page in DOCS} == set(listed)
@@ -258,15 +227,3 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     if module == "memload.transforms":
         names -= {"train", "evaluate"}  # which are among the recipes
     assert described == {f"{module}.{name}" for name in names}, f"add it to {page}"
-
-
-def test_the_page_on_performance_has_the_newest_results() -> None:
-    page = performance.text(report.newest(ROOT / "benchmarks" / "results"))
-    assert page == performance.PAGE.read_text(), "run python benchmarks/report.py"
-
-
-def test_the_picture_shows_the_newest_result() -> None:
-    bars, _ = report.speed(report.newest(ROOT / "benchmarks" / "results"))
-    drawn = re.findall(r">([\d,]+)</text>", report.SPEED.read_text())
-    figures = [f"{float(f'{rate:.4g}'):,.0f}" for rate in bars.values()]
-    assert drawn == figures, "run python benchmarks/report.py"

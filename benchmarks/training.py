@@ -1,0 +1,471 @@
+"""What a model makes of synthetic data, for each way of feeding it.
+
+    python -m benchmarks.training train_step --model resnet18
+    python -m benchmarks.training inference
+    python -m benchmarks.training async_prefetch
+
+Batches of 256 images of 224×224, bfloat16, channels-last, pages warm. All ways normalise on the
+device and end in bfloat16. ``--toy`` shows on a CPU that all of it runs: few small pictures, and one
+convolution.
+
+- train_step: SGD, not compiled, random order. Synthetic is the same step on one normalised batch that
+  stays on the device, at the beginning of each round and at its end; a share is of the first. The
+  `Loader` with each feed normalises, or with ``train(224)`` crops, resizes and flips 256×256, too.
+  Beside it are torch's DataLoader over `MemmapDataset` with `fast_collate` and page-locked memory,
+  with as many workers as cores and without any, also in memload's prefetchers; and one that decodes,
+  resizes and crops JPEGs by Pillow: those below ``--jpegs``, or 64 made ones of ImageNet's sizes.
+- inference: without gradients, in order, with a network that is eager, compiled, and compiled and
+  captured as a CUDA graph. The graph reads static buffers, which the Loader has, too.
+- async_prefetch: milliseconds of each step, when batches are loaded in the loop and when
+  `CudaPrefetcher` loads two ahead on a stream of its own. A batch is made on the device (noise of
+  3×2048×2048, filtered by an FFT), or comes from a DataLoader and is normalised on the device.
+  Loading that is hidden completely takes as long as the slower of loading and training alone.
+
+In a round each way has a turn of as many steps as take ``--seconds``; with workers, it is at least
+four batches of each. The first steps of a turn are not timed: a quarter of the others, or with
+workers one batch of each, so that batches made before the clock starts do not count. When the clock
+stops, workers have two more batches each to make, as within an epoch. Cores: CPU time of feeding over
+the time of the timed steps. Feeding is what the training thread does to ask for a batch, all other
+threads but autograd's, and workers.
+"""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import memload
+from benchmarks.data import noise_dataset
+from benchmarks.harness import (
+    CORES,
+    Way,
+    cpu_seconds,
+    move,
+    need_cuda,
+    run_one_of,
+    settle,
+    wait_for_device,
+)
+from benchmarks.pictures import Numbered, find_jpegs, planes
+from memload import transforms
+
+MODELS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "stem": "stem"}
+FEEDS = ("dma", "pinned", "resident")
+KINDS = ("eager", "compiled", "captured")
+CASES = ("made on the device", "DataLoader")
+NORMALISE = transforms.Compose(
+    [transforms.Normalize("imagenet"), transforms.ToDtype(torch.bfloat16)]
+)
+#: Begins a new iteration of at least so many batches.
+Begin = Callable[[int], Iterator[Any]]
+
+
+# Models
+
+
+def make_model(name: str) -> nn.Module:
+    """Return a new model; all but the stem are torchvision's."""
+    if name == "stem":
+        pooled = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(nn.Conv2d(3, 16, 7, 8), *pooled, nn.Linear(16, 1000))
+    from torchvision import models
+
+    return getattr(models, name)()
+
+
+class Training:
+    """A model and its step, for batches of one shape."""
+
+    def __init__(self, model: nn.Module, device: torch.device, shape: tuple[int, ...] = ()) -> None:
+        self.device, self.shape = device, shape
+        self.model = model.to(device, memory_format=torch.channels_last)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, momentum=0.9, fused=True)
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """Train on a batch."""
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss = nn.functional.cross_entropy(self.model(images), labels)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+
+    def now(self) -> float:
+        """Return the time when the device has done what it was asked for."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return time.perf_counter()
+
+
+class Predicting(Training):
+    """A network that predicts, in place of one that trains."""
+
+    def __init__(self, network: nn.Module, kind: str, device: torch.device, shape: Any) -> None:
+        self.device, self.shape, self.is_captured = device, shape, kind == "captured"
+        network = network.to(device, torch.bfloat16, memory_format=torch.channels_last).eval()
+        self.network = network if kind == "eager" else torch.compile(network)
+        #: Of the captured graph: what it reads, and what runs it.
+        self.images: Tensor | None = None
+        self.replay: Callable[[], Tensor] | None = None
+        self.labels: Tensor | None = None
+
+    @torch.inference_mode()
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """Predict the labels of a batch; the host does not wait for them."""
+        if not self.is_captured or self.device.type == "cpu":
+            self.labels = self.network(images).argmax(1)
+            return
+        if self.replay is None or self.images is None:
+            self.images = images  # of a Loader, its static buffer
+            self.replay = captured(partial(self.network, self.images))
+        if images.data_ptr() != self.images.data_ptr():
+            self.images.copy_(images)
+        self.labels = self.replay().argmax(1)
+
+
+def captured(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Return a function that replays a call as a CUDA graph."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        scores = function()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return scores
+
+    return replay
+
+
+# Turns
+
+
+@dataclass
+class Feeding:
+    """A way of feeding a training."""
+
+    training: Training
+    begin: Begin
+    workers: int = 1  #: timed steps are a multiple of these, as their batches come together
+    seconds: float = 0.6
+    steps: int = 0  #: that are timed in each turn, once it is known how long one takes
+
+    def __call__(self) -> dict[str, float]:
+        """Take a turn; return images a second and the cores that feeding took."""
+        if not self.steps:
+            self._warm_up()
+        rate, cores, _ = self._run(self.steps)
+        return {"images/s": rate, "cores": cores}
+
+    def _warm_up(self) -> None:
+        steps, seconds = self.workers, 0.0
+        while seconds < self.seconds / 4:
+            steps *= 2
+            rate, _, seconds = self._run(steps)
+        batches_each = round(self.seconds * rate / self.training.shape[0] / self.workers)
+        self.steps = self.workers * max(4, batches_each)
+
+    def _run(self, steps: int) -> tuple[float, float, float]:
+        """Train for some steps; return images a second, cores and seconds."""
+        untimed, ahead = max(4, steps // 4), 0
+        if self.workers > 1:
+            untimed, ahead = self.workers, 2 * self.workers
+        batches = self.begin(untimed + steps + ahead)
+        for _ in range(untimed):
+            self._step(batches)
+        self.training.now()
+        before = feeding_time()
+        start = self.training.now()
+        asking = sum(self._step(batches) for _ in range(steps))
+        end = self.training.now()
+        cores = (feeding_time() - before + asking) / (end - start)
+        for _ in itertools.islice(batches, ahead + 1):
+            pass  # the iteration of a DataLoader ends, and its workers are idle
+        return steps * self.training.shape[0] / (end - start), cores, end - start
+
+    def _step(self, batches: Iterator[Any]) -> float:
+        """Train on the next batch; return the CPU seconds that asking for it took."""
+        asked = time.thread_time()
+        images, labels, *_ = next(batches)
+        asking = time.thread_time() - asked
+        self.training.step(images, labels)
+        return asking
+
+
+def feeding_time() -> float:
+    """Return CPU seconds so far of all threads but the caller and autograd's, and of workers."""
+    total = cpu_seconds() - time.thread_time()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended
+            if (task / "comm").read_text().startswith("pt_autograd"):
+                total -= int((task / "schedstat").read_text().split()[0]) / 1e9
+    return total
+
+
+# Ways of feeding
+
+
+def synthetic(shape: tuple[int, ...], device: torch.device) -> Begin:
+    """Return the same batch, again and again."""
+    images = torch.randn(shape, device=device, dtype=torch.bfloat16)
+    labels = torch.randint(0, 1000, shape[:1], device=device)
+    batch = images.to(memory_format=torch.channels_last), labels
+    return lambda _: itertools.repeat(batch)
+
+
+def in_loader(
+    path: Path,
+    batch: int,
+    device: torch.device,
+    feed: str,
+    transform: Any = NORMALISE,
+    **options: Any,
+) -> Begin:
+    """Return the batches of a Loader, epoch after epoch."""
+    options |= {"device": device, "feed": feed, "transform": transform, "drop_last": True}
+    loader = memload.Loader(path, batch, **options)
+    if feed == "dma":
+        settle(loader, 2.0)
+    return lambda _: itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+def in_data_loader(
+    dataset: Any,
+    training: Training,
+    workers: int,
+    around: Callable[[Any], Iterable[Any]] | None = None,
+) -> tuple[Begin, int]:
+    """Return torch's DataLoader with something around it, and its number of workers or 1.
+
+    Without anything, batches are moved to the device and normalised in the loop.
+    """
+    random = np.random.default_rng(0)
+    chosen: list[int] = []  # exactly the samples of a turn, so that workers are idle in others'
+    batch, device = training.shape[0], training.device
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch,
+        sampler=chosen,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        collate_fn=memload.fast_collate,
+        pin_memory=device.type == "cuda",
+    )
+
+    def in_loop(batches: Iterable[Any]) -> Iterator[Any]:
+        for images, labels in move(batches, device):
+            yield NORMALISE(images), labels
+
+    def begin(batches: int) -> Iterator[Any]:
+        chosen[:] = random.integers(0, len(dataset), batches * batch).tolist()
+        return in_loop(around(loader) if around else loader)
+
+    def on_stream(batches: int) -> Iterator[Any]:
+        chosen[:] = random.integers(0, len(dataset), batches * batch).tolist()
+        return iter(memload.CudaPrefetcher(loader, device=device, transform=NORMALISE))
+
+    return on_stream if around is memload.CudaPrefetcher else begin, max(1, workers)
+
+
+def setting(options: Any) -> tuple[torch.device, tuple[int, ...], tuple[str, ...]]:
+    """Return the device, the shape of batches, and the feeds."""
+    torch.backends.cudnn.benchmark = True
+    if not options.toy:
+        need_cuda("--toy shows on a CPU that all of it runs.")
+        return torch.device("cuda", torch.cuda.current_device()), (256, 3, 224, 224), FEEDS
+    torch.set_num_threads(1)  # the others would be taken for feeding
+    options.model, options.images, options.seconds = "stem", min(400, options.images), 0.05
+    return torch.device("cpu"), (8, 3, 32, 32), ("cpu",)
+
+
+# Benchmarks
+
+
+def train_step(options: Any, folder: Path) -> dict[str, Way]:
+    """Return a turn of each way of feeding."""
+    device, shape, feeds = setting(options)
+    batch, _, side, _ = shape
+    training = Training(make_model(options.model), device, shape)
+    options.model = MODELS[options.model]  # as the results name it
+    exact = noise_dataset(folder, options.images, side)
+    larger = noise_dataset(folder, options.images // 2, side * 8 // 7)
+    crop = transforms.train(side, dtype=torch.bfloat16)
+    made: dict[str, tuple[Begin, int]] = {"synthetic": (synthetic(shape, device), 1)}
+    for kind, path, transform in (("", exact, NORMALISE), (", train", larger, crop)):
+        for feed in feeds:
+            begin = in_loader(path, batch, device, feed, transform, shuffle=True)
+            made[f"Loader, {feed}{kind}"] = begin, 1
+    if not options.quick:
+        mapped = memload.MemmapDataset(exact)
+        jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if options.toy else 64)
+        decoded = Numbered(jpegs[:1000], partial(planes, side=side))
+        made |= {
+            "DataLoader": in_data_loader(mapped, training, options.workers),
+            "DataLoader, no workers": in_data_loader(mapped, training, 0),
+            "the same in ThreadPrefetcher": in_data_loader(
+                mapped, training, 0, memload.ThreadPrefetcher
+            ),
+            "the same in CudaPrefetcher": in_data_loader(
+                mapped, training, 0, memload.CudaPrefetcher
+            ),
+            "JPEGs in a DataLoader": in_data_loader(decoded, training, options.workers),
+        }
+    made["synthetic, again"] = made["synthetic"]
+    return {name: Feeding(training, *way, options.seconds) for name, way in made.items()}
+
+
+def inference(options: Any, folder: Path) -> dict[str, Way]:
+    """Return a turn of each way of feeding, with each network."""
+    device, shape, (feed, *_) = setting(options)
+    path = noise_dataset(folder, options.images, shape[2])
+    jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if options.toy else 64)
+    decoded = Numbered(jpegs[:1000], partial(planes, side=shape[2]))
+    network = make_model(options.model)
+    options.model = MODELS[options.model]
+    found: dict[str, Way] = {}
+    for kind in KINDS:
+        predicting = partial(Predicting, network, kind, device, shape)
+        static = kind == "captured"
+        fed = {
+            "synthetic": (synthetic(shape, device), 1),
+            "Loader": (in_loader(path, shape[0], device, feed, static_buffers=static), 1),
+            "JPEGs": in_data_loader(decoded, predicting(), options.workers),
+        }
+        for name, way in fed.items():
+            found[f"{name}, {kind}"] = Feeding(predicting(), *way, options.seconds)
+    return found
+
+
+class Epochs:
+    """The batches of an iterator that begins anew for each epoch."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self.begin = begin
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.begin()
+
+
+def step_time(batches: Iterable[Any], step: Callable[[Tensor, Tensor], object]) -> Way:
+    """Return a way that measures a step of an epoch."""
+
+    def way() -> dict[str, float]:
+        wait_for_device()
+        start, steps = time.perf_counter(), 0
+        for images, labels in batches:
+            step(images, labels)
+            steps += 1
+        wait_for_device()
+        return {"time (ms)": 1000 * (time.perf_counter() - start) / steps}
+
+    return way
+
+
+def convolutions(scale: int) -> nn.Module:
+    """Return six convolutions and what makes classes of them, with so many times fewer filters."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64 // scale, 7, 2), nn.ReLU()]
+    for before, after in itertools.pairwise((64, 64, 128, 128, 256, 256)):
+        step = 1 + (after > before)
+        layers += [nn.Conv2d(before // scale, after // scale, 3, step, 1), nn.ReLU()]
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256 // scale, 1000)
+    )
+
+
+def async_prefetch(options: Any, folder: Path) -> dict[str, Way]:
+    """Return the bounds and the ways of both cases."""
+    device, (batch, _, side, _), _ = setting(options)
+    large, scale = (32, 16) if options.toy else (2048, 1)
+    falling = 1 / (1 + torch.arange(large // 2 + 1, device=device))
+
+    def make() -> Iterator[Any]:
+        for number in range(options.samples):
+            noise = torch.randn(1, 3, large, large, device=device)
+            texture = torch.fft.irfft2(torch.fft.rfft2(noise) * falling, s=noise.shape[2:])
+            yield texture, torch.full((1,), number % 1000, device=device)
+
+    def normalise(images: Tensor) -> Tensor:
+        return (images.float() - 115) / 57
+
+    def moved() -> Iterator[Any]:
+        for images, labels in move(loader, device):
+            yield normalise(images), labels
+
+    pictures = torch.randint(0, 256, (1024, 3, side, side), dtype=torch.uint8)
+    samples = [
+        (pictures[number % 1024], number % 1000) for number in range(options.batches * batch)
+    ]
+    pin = device.type == "cuda"
+    loader = DataLoader(samples, batch, collate_fn=memload.fast_collate, pin_memory=pin)
+    found: dict[str, Way] = {}
+    for case, given, synchronous, transform, count in (
+        (CASES[0], Epochs(make), Epochs(make), None, options.samples),
+        (CASES[1], loader, Epochs(moved), normalise, options.batches),
+    ):
+        step = Training(convolutions(scale), device).step
+        ahead = memload.CudaPrefetcher(given, device=device, transform=transform)
+        found[f"{case} › loading alone"] = step_time(synchronous, lambda *_: None)
+        found[f"{case} › training alone"] = step_time([next(iter(synchronous))] * count, step)
+        found[f"{case} › synchronous"] = step_time(synchronous, step)
+        found[f"{case} › CudaPrefetcher"] = step_time(ahead, step)
+    return found
+
+
+def shares(names: Iterable[str], limit: Callable[[str], str]) -> dict[str, tuple[str, str]]:
+    """Return the ratios of ways and of no loading."""
+    return {
+        f"{name} › share of synthetic": (f"{name} › images/s", f"{limit(name)} › images/s")
+        for name in names
+    }
+
+
+if __name__ == "__main__":
+    fed = [f"Loader, {feed}{kind}" for feed in ("cpu", *FEEDS) for kind in ("", ", train")]
+    fed += ["DataLoader", "DataLoader, no workers", "JPEGs in a DataLoader", "synthetic, again"]
+    fed += ["the same in ThreadPrefetcher", "the same in CudaPrefetcher"]
+    predicted = [f"{name}, {kind}" for name in ("Loader", "JPEGs") for kind in KINDS]
+    usual: dict[str, Any] = {
+        "model": tuple(MODELS),
+        "rounds": 5,
+        "seconds": 0.6,
+        "images": 20_000,
+        "workers": CORES,
+        "jpegs": None,
+        "toy": False,
+    }
+    same: dict[str, Any] = {
+        "quick": {"images": 10_000, "rounds": 4},
+        "facts": {"pages": "warm", "batch": 256},
+    }
+    run_one_of({
+        "train_step": {
+            "ways": train_step,
+            "options": usual,
+            "ratios": shares(fed, lambda name: "synthetic"),
+            **same,
+        },
+        "inference": {
+            "ways": inference,
+            "options": usual,
+            "ratios": shares(predicted, lambda name: f"synthetic, {name.split(', ')[1]}"),
+            **same,
+        },
+        "async_prefetch": {
+            "ways": async_prefetch,
+            "options": {**usual, "samples": 64, "batches": 60},
+            "quick": {"samples": 32, "batches": 30, "rounds": 3},
+        },
+    })  # fmt: skip
