@@ -27,7 +27,8 @@ averages six views of each test picture.
 
 ``--batches`` is the unpacked binary version of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html).
 JPEGs of quality 75 are not the original pictures, for which the network is described with 94 %.
-Others report 2 to 3.3 points less with such files, too.
+Others report 2 to 3.3 points less with such files, too. ``--only`` runs the arms whose names contain a
+word.
 """
 
 import itertools
@@ -370,6 +371,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
             return child(arm, Setting(**facts | {"images": images, "built": Path(fresh)}))
 
     arms = [*ARMS][find_spec("torchvision") is None :]  # all but ImageFolder need no torchvision
+    arms = [arm for arm in arms if not options.only or any(word in arm for word in options.only)]
     return {f"{arm}, {options.epochs} epochs": lambda arm=arm: way(arm) for arm in arms}
 
 
@@ -387,6 +389,7 @@ def main() -> None:
                 "width": 1.0,
                 "workers": CORES,
                 "pictures": 6000,
+                "only": [],
             },
             quick={"rounds": 1, "epochs": 2, "batch": 100, "width": 0.125, "pictures": 1200},
             facts={"pages": "warm"},

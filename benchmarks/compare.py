@@ -11,7 +11,8 @@ both for the CPU or both for CUDA.
 Each way runs in a process of its own. One that is not installed, fails or hangs for ``--timeout``
 seconds is a line in the table; once the rounds have begun, it ends the run. Each is set up as its own
 documentation recommends for data that fits in memory. The JPEGs below ``--images``, or made ones, are
-copied until there are ``--count``, or three batches a worker. ``--only`` measures the ways whose name
+copied until there are ``--count``, or three batches a worker; those that are neither RGB nor grey, or
+have an orientation, are left out, so that all decoders give the same. ``--only`` measures the ways whose name
 contains a word.
 
 In each round every way takes whole epochs, for ``--seconds`` at least. images/s are those behind the
@@ -22,7 +23,6 @@ Ways that decode in training have three batches a worker, as their rate does not
 """
 
 import contextlib
-import functools
 import importlib
 import json
 import math
@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 import memload
@@ -369,7 +370,7 @@ def serve(title: str, job: Job, seconds: float) -> None:
 
     def take_epochs() -> dict[str, float]:
         before, start = harness.cpu_seconds(), time.perf_counter()
-        batches = functools.partial(move, opened[0], DEVICE)
+        batches = partial(move, opened[0], DEVICE)
         rate = harness.rate_behind(batches, max(1, job.workers), seconds)()
         cores = (harness.cpu_seconds() - before) / (time.perf_counter() - start)
         return {"images/s": rate, "cores": cores}
@@ -397,9 +398,16 @@ def checked(loader: Iterable[Any], job: Job) -> str:
 # What the parent does
 
 
+def usable(path: Path) -> bool:
+    """Tell whether all decoders give the same picture of a JPEG."""
+    with Image.open(path) as image:
+        return image.mode in ("RGB", "L") and image.getexif().get(0x0112, 1) == 1  # is upright
+
+
 def write_pictures(options: Any, folder: Path) -> dict[str, Any]:
     """Copy (or make) JPEGs until there are enough, and decode them; return what they are."""
-    found = find_jpegs(options.images, folder / "made", min(options.count, 256))
+    given = find_jpegs(options.images, folder / "made", min(options.count, 256))
+    found = list(filter(usable, given))[: options.count]
     (folder / "images").mkdir()
     shape = (options.count, 3, SIDE, SIDE)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", "w+", np.uint8, shape)
@@ -409,69 +417,64 @@ def write_pictures(options: Any, folder: Path) -> dict[str, Any]:
         first = number < len(found)
         pixels[number] = planes(found[number], SIDE) if first else pixels[number - len(found)]
     pixels.flush()
-    kind, different = "given" if options.images else "made", min(options.count, len(found))
-    return {"pictures": kind, "different": different, "images": options.count}
+    kind = "given" if options.images else "made"
+    return {"pictures": kind, "different": len(found), "images": options.count}
+
+
+def chosen(options: Any, folder: Path) -> dict[str, tuple[str, Job]]:
+    """Return title and job of each way that is asked for, by its name in the table."""
+    found = {}
+    for title, contender in CONTENDERS.items():
+        count = 3 * options.batch * CORES if contender.decodes else options.count
+        for workers in contender.counts:
+            name = title if workers or len(contender.counts) == 1 else f"{title}, no workers"
+            if not options.only or any(word.lower() in name.lower() for word in options.only):
+                found[name] = title, Job(folder, count, options.batch, workers)
+    return found
+
+
+def start(opened: contextlib.ExitStack, title: str, job: Job, options: Any) -> harness.Ask:
+    """Start a process that stores and reads. Raises ChildError or OSError."""
+    pythons = dict(entry.split("=", 1) for entry in options.python)
+    python = next((pythons[word] for word in pythons if word in title), sys.executable)
+    # not below the benchmark's folder: sockets are here, whose paths may have 107 characters
+    own = opened.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+    path = os.pathsep.join([str(harness.HERE.parent), str(Path(memload.__file__).parents[1])])
+    environment = {"PYTHONPATH": path, "TMPDIR": own, "DATA_OPTIMIZER_CACHE_FOLDER": f"{own}/1"}
+    environment["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = f"{own}/2"
+    described = json.dumps(asdict(job), default=str)
+    command = [python, "-m", "benchmarks.compare", "--serve", title, described, options.seconds]
+    ask = opened.enter_context(harness.child(command, options.timeout, **environment))
+    ask(None)
+    return ask
 
 
 def measure(options: Any, folder: Path) -> dict[str, dict[str, Any]]:
     """Open and check every way, and take the rounds; return the figures of each."""
-    pythons = dict(entry.split("=", 1) for entry in options.python)
-    path = os.pathsep.join([str(harness.HERE.parent), str(Path(memload.__file__).parents[1])])
+    results: dict[str, dict[str, Any]] = {}
+    ways: dict[str, Callable[[], Any]] = {}
+
+    def ask_for(request: str, ask: harness.Ask) -> dict[str, Any]:
+        return {name.split(" › ")[1]: value for name, value in ask(request).items()}
+
     with contextlib.ExitStack() as opened:
-        results: dict[str, dict[str, Any]] = {}
-        ways: dict[str, Callable[[], Any]] = {}
-        for title, contender in CONTENDERS.items():
-            for workers in contender.counts:
-                name = title if workers or len(contender.counts) == 1 else f"{title}, no workers"
-                if options.only and not any(word.lower() in name.lower() for word in options.only):
-                    continue
-                count = 3 * options.batch * CORES if contender.decodes else options.count
-                job = json.dumps(asdict(Job(folder, count, options.batch, workers)), default=str)
-                python = next((pythons[word] for word in pythons if word in title), sys.executable)
-                command = [
-                    python,
-                    "-m",
-                    "benchmarks.compare",
-                    "--serve",
-                    title,
-                    job,
-                    options.seconds,
-                ]
-                # not below the folder: sockets are here, whose paths may have 107 characters
-                own = opened.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-                environment = {"PYTHONPATH": path, "TMPDIR": own}
-                for cache in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER"):
-                    environment[cache] = f"{own}/{cache}"
-                try:
-                    ask = opened.enter_context(
-                        harness.child(command, options.timeout, **environment)
-                    )
-                    ask(None)
-                    results[name] = {
-                        key.split(" › ")[1]: value for key, value in ask("open").items()
-                    }
-                    ways[name] = functools.partial(ask, "round")
-                except (ChildError, OSError) as error:
-                    results[name] = {"error": harness.without_folders(str(error))}
-                print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
-        found = harness.measure(
-            {name: partial(short, way) for name, way in ways.items()}, options.rounds
-        )
-    first = next(iter(results))
-    ratios = {
-        f"{n} › memload / it": (f"{first} › images/s", f"{n} › images/s")
-        for n in ways
-        if n != first
-    }
-    tree = harness.nested(
-        {k: harness.spread(v) for k, v in harness.with_ratios(found, ratios).items()}
+        for name, (title, job) in chosen(options, folder).items():
+            try:
+                ask = start(opened, title, job, options)
+                results[name] = ask_for("open", ask)
+                ways[name] = partial(ask_for, "round", ask)
+            except (ChildError, OSError) as error:
+                results[name] = {"error": harness.without_folders(str(error))}
+            print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
+        found = harness.measure(ways, options.rounds)
+    first = next(iter(results), "")
+    others = [name for name in ways if first.startswith("memload") and name != first]
+    columns = [(f"{name} › memload / it", f"{name} › images/s") for name in others]
+    found = harness.with_ratios(
+        found, {ratio: (f"{first} › images/s", it) for ratio, it in columns}
     )
+    tree = harness.nested({name: harness.spread(values) for name, values in found.items()})
     return {name: tree.get(name, {}) | figures for name, figures in results.items()}
-
-
-def short(way: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Return the figures of a child without the name of its way."""
-    return {name.split(" › ")[1]: value for name, value in way().items()}
 
 
 def main() -> None:

@@ -9,17 +9,16 @@ device and end in bfloat16. ``--toy`` shows on a CPU that all of it runs: few sm
 convolution.
 
 - train_step: SGD, not compiled, random order. Synthetic is the same step on one normalised batch that
-  stays on the device, at the beginning of each round and at its end; a share is of the first. The
-  `Loader` with each feed normalises, or with ``train(224)`` crops, resizes and flips 256×256, too.
-  Beside it are torch's DataLoader over `MemmapDataset` with `fast_collate` and page-locked memory,
+  stays on the device, at the beginning of each round and at its end; a share is of the first. Beside
+  the `Loader` with each feed are torch's DataLoader over `MemmapDataset` with `fast_collate` and page-locked memory,
   with as many workers as cores and without any, also in memload's prefetchers; and one that decodes,
   resizes and crops JPEGs by Pillow: those below ``--jpegs``, or 64 made ones of ImageNet's sizes.
 - inference: without gradients, in order, with a network that is eager, compiled, and compiled and
   captured as a CUDA graph. The graph reads static buffers, which the Loader has, too.
 - async_prefetch: milliseconds of each step, when batches are loaded in the loop and when
-  `CudaPrefetcher` loads two ahead on a stream of its own. A batch is made on the device (noise of
-  3×2048×2048, filtered by an FFT), or comes from a DataLoader and is normalised on the device.
-  Loading that is hidden completely takes as long as the slower of loading and training alone.
+  `CudaPrefetcher` loads two ahead on a stream of its own. They come from a DataLoader without
+  workers, and are normalised on the device. Loading that is hidden completely takes as long as the
+  slower of loading and training alone.
 
 In a round each way has a turn of as many steps as take ``--seconds``; with workers, it is at least
 four batches of each. The first steps of a turn are not timed: a quarter of the others, or with
@@ -61,7 +60,6 @@ from memload import transforms
 MODELS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "stem": "stem"}
 FEEDS = ("dma", "pinned", "resident")
 KINDS = ("eager", "compiled", "captured")
-CASES = ("made on the device", "DataLoader")
 NORMALISE = transforms.Compose(
     [transforms.Normalize("imagenet"), transforms.ToDtype(torch.bfloat16)]
 )
@@ -226,16 +224,9 @@ def synthetic(shape: tuple[int, ...], device: torch.device) -> Begin:
     return lambda _: itertools.repeat(batch)
 
 
-def in_loader(
-    path: Path,
-    batch: int,
-    device: torch.device,
-    feed: str,
-    transform: Any = NORMALISE,
-    **options: Any,
-) -> Begin:
+def in_loader(path: Path, batch: int, device: torch.device, feed: str, **options: Any) -> Begin:
     """Return the batches of a Loader, epoch after epoch."""
-    options |= {"device": device, "feed": feed, "transform": transform, "drop_last": True}
+    options |= {"device": device, "feed": feed, "transform": NORMALISE, "drop_last": True}
     loader = memload.Loader(path, batch, **options)
     if feed == "dma":
         settle(loader, 2.0)
@@ -246,7 +237,7 @@ def in_data_loader(
     dataset: Any,
     training: Training,
     workers: int,
-    around: Callable[[Any], Iterable[Any]] | None = None,
+    around: Any = None,
 ) -> tuple[Begin, int]:
     """Return torch's DataLoader with something around it, and its number of workers or 1.
 
@@ -271,13 +262,11 @@ def in_data_loader(
 
     def begin(batches: int) -> Iterator[Any]:
         chosen[:] = random.integers(0, len(dataset), batches * batch).tolist()
+        if around is memload.CudaPrefetcher:
+            return iter(around(loader, device=device, transform=NORMALISE))
         return in_loop(around(loader) if around else loader)
 
-    def on_stream(batches: int) -> Iterator[Any]:
-        chosen[:] = random.integers(0, len(dataset), batches * batch).tolist()
-        return iter(memload.CudaPrefetcher(loader, device=device, transform=NORMALISE))
-
-    return on_stream if around is memload.CudaPrefetcher else begin, max(1, workers)
+    return begin, max(1, workers)
 
 
 def setting(options: Any) -> tuple[torch.device, tuple[int, ...], tuple[str, ...]]:
@@ -300,16 +289,12 @@ def train_step(options: Any, folder: Path) -> dict[str, Way]:
     batch, _, side, _ = shape
     training = Training(make_model(options.model), device, shape)
     options.model = MODELS[options.model]  # as the results name it
-    exact = noise_dataset(folder, options.images, side)
-    larger = noise_dataset(folder, options.images // 2, side * 8 // 7)
-    crop = transforms.train(side, dtype=torch.bfloat16)
+    path = noise_dataset(folder, options.images, side)
     made: dict[str, tuple[Begin, int]] = {"synthetic": (synthetic(shape, device), 1)}
-    for kind, path, transform in (("", exact, NORMALISE), (", train", larger, crop)):
-        for feed in feeds:
-            begin = in_loader(path, batch, device, feed, transform, shuffle=True)
-            made[f"Loader, {feed}{kind}"] = begin, 1
+    for feed in feeds:
+        made[f"Loader, {feed}"] = in_loader(path, batch, device, feed, shuffle=True), 1
     if not options.quick:
-        mapped = memload.MemmapDataset(exact)
+        mapped = memload.MemmapDataset(path)
         jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if options.toy else 64)
         decoded = Numbered(jpegs[:1000], partial(planes, side=side))
         made |= {
@@ -349,23 +334,15 @@ def inference(options: Any, folder: Path) -> dict[str, Way]:
     return found
 
 
-class Epochs:
-    """The batches of an iterator that begins anew for each epoch."""
-
-    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
-        self.begin = begin
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.begin()
-
-
-def step_time(batches: Iterable[Any], step: Callable[[Tensor, Tensor], object]) -> Way:
+def step_time(
+    batches: Callable[[], Iterable[Any]], step: Callable[[Tensor, Tensor], object]
+) -> Way:
     """Return a way that measures a step of an epoch."""
 
     def way() -> dict[str, float]:
         wait_for_device()
         start, steps = time.perf_counter(), 0
-        for images, labels in batches:
+        for images, labels in batches():
             step(images, labels)
             steps += 1
         wait_for_device()
@@ -374,54 +351,38 @@ def step_time(batches: Iterable[Any], step: Callable[[Tensor, Tensor], object]) 
     return way
 
 
-def convolutions(scale: int) -> nn.Module:
+def convolutions(scale: int = 1) -> nn.Module:
     """Return six convolutions and what makes classes of them, with so many times fewer filters."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64 // scale, 7, 2), nn.ReLU()]
     for before, after in itertools.pairwise((64, 64, 128, 128, 256, 256)):
         step = 1 + (after > before)
         layers += [nn.Conv2d(before // scale, after // scale, 3, step, 1), nn.ReLU()]
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256 // scale, 1000)
-    )
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256 // scale, 1000)]
+    return nn.Sequential(*layers)
 
 
 def async_prefetch(options: Any, folder: Path) -> dict[str, Way]:
-    """Return the bounds and the ways of both cases."""
+    """Return the bounds, and batches that are loaded in the loop and ahead of it."""
     device, (batch, _, side, _), _ = setting(options)
-    large, scale = (32, 16) if options.toy else (2048, 1)
-    falling = 1 / (1 + torch.arange(large // 2 + 1, device=device))
-
-    def make() -> Iterator[Any]:
-        for number in range(options.samples):
-            noise = torch.randn(1, 3, large, large, device=device)
-            texture = torch.fft.irfft2(torch.fft.rfft2(noise) * falling, s=noise.shape[2:])
-            yield texture, torch.full((1,), number % 1000, device=device)
-
-    def normalise(images: Tensor) -> Tensor:
-        return (images.float() - 115) / 57
-
-    def moved() -> Iterator[Any]:
-        for images, labels in move(loader, device):
-            yield normalise(images), labels
-
     pictures = torch.randint(0, 256, (1024, 3, side, side), dtype=torch.uint8)
-    samples = [
-        (pictures[number % 1024], number % 1000) for number in range(options.batches * batch)
-    ]
+    samples = [(pictures[n % 1024], n % 1000) for n in range(options.batches * batch)]
     pin = device.type == "cuda"
     loader = DataLoader(samples, batch, collate_fn=memload.fast_collate, pin_memory=pin)
-    found: dict[str, Way] = {}
-    for case, given, synchronous, transform, count in (
-        (CASES[0], Epochs(make), Epochs(make), None, options.samples),
-        (CASES[1], loader, Epochs(moved), normalise, options.batches),
-    ):
-        step = Training(convolutions(scale), device).step
-        ahead = memload.CudaPrefetcher(given, device=device, transform=transform)
-        found[f"{case} › loading alone"] = step_time(synchronous, lambda *_: None)
-        found[f"{case} › training alone"] = step_time([next(iter(synchronous))] * count, step)
-        found[f"{case} › synchronous"] = step_time(synchronous, step)
-        found[f"{case} › CudaPrefetcher"] = step_time(ahead, step)
-    return found
+    step = Training(convolutions(16 if options.toy else 1), device).step
+
+    def in_loop() -> Iterator[Any]:
+        for images, labels in move(loader, device):
+            yield NORMALISE(images), labels
+
+    same = [next(in_loop())] * options.batches
+    ahead = memload.CudaPrefetcher(loader, device=device, transform=NORMALISE)
+    ways = {
+        "loading alone": step_time(in_loop, lambda *_: None),
+        "training alone": step_time(lambda: same, step),
+        "synchronous": step_time(in_loop, step),
+        "CudaPrefetcher": step_time(lambda: ahead, step),
+    }
+    return {f"DataLoader › {name}": way for name, way in ways.items()}
 
 
 def shares(names: Iterable[str], limit: Callable[[str], str]) -> dict[str, tuple[str, str]]:
@@ -433,7 +394,7 @@ def shares(names: Iterable[str], limit: Callable[[str], str]) -> dict[str, tuple
 
 
 if __name__ == "__main__":
-    fed = [f"Loader, {feed}{kind}" for feed in ("cpu", *FEEDS) for kind in ("", ", train")]
+    fed = [f"Loader, {feed}" for feed in ("cpu", *FEEDS)]
     fed += ["DataLoader", "DataLoader, no workers", "JPEGs in a DataLoader", "synthetic, again"]
     fed += ["the same in ThreadPrefetcher", "the same in CudaPrefetcher"]
     predicted = [f"{name}, {kind}" for name in ("Loader", "JPEGs") for kind in KINDS]
@@ -465,7 +426,7 @@ if __name__ == "__main__":
         },
         "async_prefetch": {
             "ways": async_prefetch,
-            "options": {**usual, "samples": 64, "batches": 60},
-            "quick": {"samples": 32, "batches": 30, "rounds": 3},
+            "options": {**usual, "batches": 60},
+            "quick": {"batches": 30, "rounds": 3},
         },
     })  # fmt: skip

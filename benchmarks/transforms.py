@@ -1,12 +1,11 @@
-"""Transforms of a batch beside the plain torch operations they are made of, or beside other libraries.
+"""Transforms of a batch, beside other libraries.
 
     python -m benchmarks.transforms --only recipes
 
 Images a second, of calls one after another, with the host's part; or, "on the device", without it.
 Images are uint8 and channels-last, as a Loader has them; an image counts once for all its views.
 
-On the CPU recipes stand beside the operations of torch that they take at least, which are given what
-was drawn; and operations beside torchvision v2, if it is installed, which is called for each sample,
+On the CPU operations stand beside torchvision v2, if it is installed, which is called for each sample,
 both with one thread and 64 images. On CUDA the basic recipe stands beside torchvision v2 and Kornia,
 with a draw for every sample where they can, and operations beside torchvision v2 with one draw for the
 batch. As in a Loader, memload's calls are for parts of stretches of samples, which it plans at once;
@@ -27,7 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate, pad
 
 from benchmarks.harness import Way, rate, run_benchmark
 from memload import transforms
@@ -128,46 +126,6 @@ def crops_of_others(images: Tensor) -> Calls:
     return calls
 
 
-# Plain torch
-
-
-def normalise(images: Tensor) -> Tensor:
-    """Return float32, as the two operations that it takes at least."""
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
-    return images.mul(1 / (255 * std)).add_(-mean / std)
-
-
-def random_boxes(count: int, side: int) -> list[list[int]]:
-    """Return top, left, height and width of boxes as RandomResizedCrop draws them."""
-    random = np.random.default_rng(0)
-    area = random.uniform(0.08, 1, count) * side * side
-    ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3), count))
-    sizes = np.minimum(np.sqrt(area * np.stack([1 / ratio, ratio])).round(), side).astype(int)
-    return np.concatenate([random.integers(0, side - sizes + 1), sizes]).T.tolist()
-
-
-def plain_resized_crops(images: Tensor, boxes: list[list[int]], flipped: Tensor) -> Tensor:
-    """Crop, resize, flip and normalise, one sample after another."""
-    out = torch.empty(
-        (len(images), 3, 224, 224), dtype=torch.uint8, memory_format=torch.channels_last
-    )
-    for number, (top, left, height, width) in enumerate(boxes):
-        box = images[number : number + 1, :, top : top + height, left : left + width]
-        piece = interpolate(box, (224, 224), mode="bilinear", antialias=True)
-        out[number : number + 1] = piece.flip(-1) if flipped[number] else piece
-    return normalise(out)
-
-
-def plain_padded_crops(images: Tensor, starts: list[list[int]], flipped: Tensor) -> Tensor:
-    """Pad by 4, crop, flip and normalise."""
-    padded = pad(images, [4] * 4)
-    pieces = [
-        padded[n, :, top : top + 32, left : left + 32] for n, (top, left) in enumerate(starts)
-    ]
-    cropped = torch.stack(pieces)
-    return normalise(torch.where(flipped, cropped.flip(-1), cropped))
-
-
 # What is called
 
 
@@ -205,21 +163,13 @@ def on_one_thread(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def on_cpu(batch: int) -> Calls:
-    """Return recipes, and what they take at least; and operations beside torchvision's."""
+    """Return recipes, and operations on one thread beside torchvision's."""
     large, small, few = random_images(batch, 256), random_images(batch, 32), random_images(FEW, 224)
-    numbers, flipped = np.arange(batch), (torch.rand(batch) < 0.5)[:, None, None, None]
-    steps = [transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
-    train = transforms.train(224)
-    padded = transforms.Compose([transforms.RandomCrop(32, padding=4), *steps])
-    boxes, starts = (
-        random_boxes(batch, 256),
-        np.random.default_rng(0).integers(0, 9, (batch, 2)).tolist(),
-    )
+    padded = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+    padded.append(transforms.Normalize("imagenet"))
     calls: Calls = {
-        f"{CROP}, 256": lambda: train(large, samples=numbers),
-        f"{CROP}, 256, plain": lambda: plain_resized_crops(large, boxes, flipped),
-        PADDED: lambda: padded(small, samples=numbers),
-        f"{PADDED}, plain": lambda: plain_padded_crops(small, starts, flipped),
+        f"{CROP}, 256": in_stretches(transforms.train(224), large),
+        PADDED: in_stretches(transforms.Compose(padded), small),
     }
     v2, contiguous = torchvision_v2(), few.contiguous()
     theirs = operations(v2) if v2 else {}
@@ -333,8 +283,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 def times() -> dict[str, tuple[str, str]]:
     """Return the ratios of times, which are those of rates the other way round."""
-    pairs = [(f"{CROP}, 256", f"{CROP}, 256, plain"), (PADDED, f"{PADDED}, plain")]
-    pairs += [(name, CROP) for name in (A_BATCH, A_SAMPLE, "kornia")]
+    pairs = [(name, CROP) for name in (A_BATCH, A_SAMPLE, "kornia")]
     ratios = {
         f"time: {one} / {other}": (f"{other}, images/s", f"{one}, images/s") for one, other in pairs
     }

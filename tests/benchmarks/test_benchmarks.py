@@ -16,12 +16,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 TINY = {
     "build build --count 12 --side 32": ["memload", "bare", "ratio"],
     "build opening --samples 2000": ["memload build --help (ms)", "open"],
-    "cifar10 --quick --epochs 1 --pictures 60 --batch 10": ["by hand, 1 epochs", "memload, build, 1 epochs"],
+    "cifar10 --quick --epochs 1 --pictures 60 --batch 10 --only build": ["memload, build, 1 epochs"],
     "cold --images 64 --side 16 --batch 8 --rows 32": ["the first rows of a cold file"],
     "loading collate --images 64 --side 16 --batch 8": ["fast_collate", "ratio"],
     "loading feeds --quick --images 512 --small 4096": ["224×224×3, batch 256"],
     "loading shards --megabytes 20": ["64×64", "224×224"],
-    "training async_prefetch --toy --samples 4 --batches 4": ["made on the device", "DataLoader"],
+    "training async_prefetch --toy --batches 4": ["DataLoader"],
     "training train_step --toy --images 64 --workers 1": ["synthetic", "the same in CudaPrefetcher"],
     "transforms --batch 2 --only normalise Solarize": ["resized crop, flip, normalise, 256, images/s"],
 }  # fmt: skip
