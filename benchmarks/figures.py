@@ -41,9 +41,7 @@ TITLES = {
     "build": "Building",
     "fidelity": "Pixels and losses beside those of the files",
     "async_prefetch": "Prefetching batches of another DataLoader",
-    "loader": "The Loader on a CPU",
     "collate": "Collating",
-    "masks": "Images with masks",
     "shards": "Many shards",
     "opening": "Opening a data set",
 }
@@ -76,8 +74,13 @@ def newest(folder: Path = HERE / "results") -> list[Line]:
     found = {
         (line["benchmark"], line["machine"].get("gpus", 0), variant(line)): line for line in lines
     }
-    order = [*TITLES]
-    return sorted(found.values(), key=lambda line: (order.index(line["benchmark"]), variant(line)))
+    order = {name: place for place, name in enumerate(TITLES)}  # others are the last
+
+    def place(line: Line) -> tuple[Any, ...]:
+        benchmark = line["benchmark"]
+        return order.get(benchmark, len(order)), benchmark, variant(line)
+
+    return sorted(found.values(), key=place)
 
 
 def variant(line: Line) -> str:
@@ -213,7 +216,7 @@ def results_page(lines: list[Line]) -> str:
         "\n".join(["| | measured on |", "| --- | --- |", *map(contents, by_name.values())]),
     ]
     for name, some in by_name.items():
-        parts.append(f"## {TITLES[name]}")
+        parts.append(f"## {TITLES.get(name, name)}")
         for line in some:
             parts += section(line)
     return "\n\n".join(parts) + "\n"
@@ -221,7 +224,7 @@ def results_page(lines: list[Line]) -> str:
 
 def contents(some: list[Line]) -> str:
     """Return the row of the table of contents about a benchmark."""
-    title = TITLES[some[0]["benchmark"]]
+    title = TITLES.get(some[0]["benchmark"], some[0]["benchmark"])
     anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
     sources = "; ".join(dict.fromkeys(map(source, some)))
     return f"| [{title}](#{anchor}) | {sources} |"

@@ -55,7 +55,7 @@ from benchmarks.harness import (
 from benchmarks.pictures import Numbered, find_jpegs, planes
 
 IS_CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if IS_CUDA else torch.device("cpu")
+DEVICE = torch.device("cuda", 0) if IS_CUDA else torch.device("cpu")
 #: The table of what else there is; docs/speed.svg is drawn from it.
 OTHERS = "what else there is, behind the first batch of each worker, 224×224×3, batch 256"
 LARGE, SMALL = "224×224×3, batch 256", "32×32×3, batch 2,048"

@@ -34,7 +34,7 @@ WARM_UP, PROFILED = 10, 25
 SHOWN, BEFORE = 4, 10
 COLORS = {"read": "#d9822b", "copy": "#8a63d2", "transform": "#3a9d5d", "train": "#2f6fde"}
 IS_CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if IS_CUDA else torch.device("cpu")
+DEVICE = torch.device("cuda", 0) if IS_CUDA else torch.device("cpu")
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 

@@ -31,9 +31,11 @@ def run(command, folder):
     """Run a benchmark; return what it printed. It records nothing and leaves nothing behind."""
     module, *options = command.split()
     before = {path: path.read_bytes() for path in RESULTS.iterdir()}
+    # one thread, as several wait for each other where other tests run
+    environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-P", "-m", f"benchmarks.{module}", *options],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=250,

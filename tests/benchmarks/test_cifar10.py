@@ -15,6 +15,15 @@ from benchmarks import cifar10, cifar10_network
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Several threads wait for each other where other tests run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def setting(tmp_path):
     """Batches of 5 of 24 pictures of noise in three classes, and 12 for the test."""

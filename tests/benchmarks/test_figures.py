@@ -111,6 +111,14 @@ def test_the_page_of_all_results_begins_with_what_there_is():
     assert "| a | 367,100 (1.00 to 2.00) | 0.996 |" in page
 
 
+def test_a_benchmark_without_a_title_has_its_name(tmp_path):
+    lines = [line("1", {"a": 1}, "dry_run"), line("2", {"a": 2})]
+    (tmp_path / "some.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    found = figures.newest(tmp_path)
+    assert [one["benchmark"] for one in found] == ["feeds", "dry_run"]
+    assert "## dry_run" in figures.results_page(found).splitlines()
+
+
 @pytest.mark.parametrize(
     ("value", "written"),
     [(0, "0"), (0.01234, "0.0123"), (12.3456, "12.3"), (123_456, "123,500"), (40, "40"), (True, "True")],
