@@ -1,5 +1,7 @@
 """What `memload build --dry-run` predicts, beside what the build then takes.
 
+    python -m benchmarks.dry_run --images 8000
+
 PHOTOGRAPHS is a folder of JPEGs; by default some are made. Five data sets come from it: a folder, a
 folder with `--fast`, a folder of PNG, a tar, and a table with masks. Each way is one of them, and
 its figure is the predicted time over the time of the build, both from the start of the process to
@@ -16,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from build import photographs
-from harness import Way, run_benchmark, run_python
 from PIL import Image
+
+from benchmarks.build import photographs
+from benchmarks.harness import Way, run_benchmark, run_python
 
 
 def _files(folder: Path) -> list[Path]:
@@ -98,7 +101,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 if __name__ == "__main__":
     run_benchmark(
         ways,
-        options={"photographs": Path, "images": 8000, "side": 256, "rounds": 3},
+        options={"photographs": None, "images": 8000, "side": 256, "rounds": 3},
         quick={"images": 500, "rounds": 1},
         facts={"files": "warm"},
     )
