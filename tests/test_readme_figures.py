@@ -25,7 +25,8 @@ def test_a_block_of_python_runs_in_an_empty_file(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, containers: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    memload.build(containers.directory(), "out.bin", size=256, num_workers=0)
+    for name in ("out.bin", "train.bin", "val.bin"):
+        memload.build(containers.directory(), name, size=256, num_workers=0)
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
