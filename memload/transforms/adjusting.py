@@ -16,15 +16,13 @@ from memload.transforms.arguments import (
     wrong,
 )
 from memload.transforms.draws import Draws
-from memload.transforms.filtering import kernel_size_of, radii_of
-from memload.transforms.lookup import check_bits, check_threshold
-from memload.transforms.operations_plan import INDEX_OF, OperationStep
-from memload.transforms.operations_transform import OperationsTransform
+from memload.transforms.operation_step import INDEX_OF, OperationStep, kernel_size_of
+from memload.transforms.operations_pass import OperationsTransform
 
 #: For 1 - v to 1 + v the number v, or a range as a pair, or None for no change.
 FactorRange = float | Sequence[float] | None
 #: The operations of ColorJitter, in the order of its arguments.
-_ADJUSTMENTS = "Brightness", "JitterContrast", "JitterSaturation", "Hue"
+_ADJUSTMENTS = "Brightness", "Contrast", "Color", "Hue"
 
 
 class ColorJitter(OperationsTransform):
@@ -35,9 +33,7 @@ class ColorJitter(OperationsTransform):
     and arguments are those of torchvision's ``ColorJitter``.
 
     Images ``(N, C, H, W)`` have 1 or 3 channels, and keep their dtype. Floats are from 0 to 1.
-    uint8 is rounded down after each adjustment, as in torchvision. A change of saturation rounds
-    its sums once more than there, by which up to 4 of 1,000 values differ by one level. Masks stay
-    as they are.
+    uint8 is rounded down after each adjustment, as in torchvision. Masks stay as they are.
 
     >>> images = ColorJitter(0.4, 0.4, 0.4, 0.1)(images, samples=samples)
     """
@@ -61,12 +57,9 @@ class ColorJitter(OperationsTransform):
             value = (max(0, 1 - value), 1 + value)
         return None if value is None else interval(self, name, value, 0)
 
-    def check(self, images: Tensor) -> None:
-        """See `OperationsTransform.check`."""
-        one_or_three_channels(self, images)
-
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """Draws 0 to 3 are the factors, and 4 to 7 sort to each sample's order."""
+        one_or_three_channels(self, images)
         ranges = self.brightness, self.contrast, self.saturation, self.hue
         # Grey images have neither saturation nor hue.
         possible = ranges if images.shape[1] == 3 else ranges[:2]
@@ -88,7 +81,7 @@ class ColorJitter(OperationsTransform):
 class _OneOperation(OperationsTransform):
     """The base of transforms that do one operation to each image with share ``p``."""
 
-    #: One of `operations_plan.OPERATIONS`.
+    #: One of `operation_step.OPERATIONS`.
     operation: str
 
     def __init__(self, p: float = 0.5) -> None:
@@ -96,13 +89,15 @@ class _OneOperation(OperationsTransform):
 
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """Draw 0 chooses samples."""
+        if self.operation in ("Grayscale", "AutoContrast"):
+            one_or_three_channels(self, images)
         chosen = draws.uniform(1)[0] < self.p
         everywhere = np.full(len(chosen), INDEX_OF[self.operation])
         magnitude = np.full(len(chosen), self.magnitude(images))
         return [OperationStep(everywhere, magnitude).only_for(chosen)]
 
     def magnitude(self, images: Tensor) -> float:
-        """Return how much is done to images like these; see `operations_plan.OperationStep`."""
+        """Return how much is done to images like these; see `OperationStep`."""
         return 0.0
 
 
@@ -119,10 +114,6 @@ class RandomGrayscale(_OneOperation):
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__(p)
-
-    def check(self, images: Tensor) -> None:
-        """See `OperationsTransform.check`."""
-        one_or_three_channels(self, images)
 
 
 class RandomSolarize(_OneOperation):
@@ -142,13 +133,14 @@ class RandomSolarize(_OneOperation):
         self.threshold = float(threshold)
         super().__init__(p)
 
-    def check(self, images: Tensor) -> None:
-        """See `OperationsTransform.check`."""
-        check_threshold(self, images.dtype, np.array([self.threshold]))
-
     def magnitude(self, images: Tensor) -> float:
         """See `_OneOperation.magnitude`."""
-        return self.threshold / 255 if images.dtype == torch.uint8 else self.threshold
+        white = 255 if images.dtype == torch.uint8 else 1
+        if self.threshold > white:
+            advice = "It is in the units of the images."
+            expected = f"at most {white} for {images.dtype}"
+            raise wrong(self, "threshold", expected, self.threshold, advice)
+        return self.threshold / white
 
 
 class RandomPosterize(_OneOperation):
@@ -163,8 +155,9 @@ class RandomPosterize(_OneOperation):
     operation = "Posterize"
 
     def __init__(self, bits: int, p: float = 0.5) -> None:
-        self.bits = integer(self, "bits", bits)
-        check_bits(self, np.array([self.bits]))
+        self.bits = integer(self, "bits", bits, 0)
+        if self.bits > 8:
+            raise wrong(self, "bits", "an integer from 0 to 8", repr(bits))
         super().__init__(p)
 
     def magnitude(self, images: Tensor) -> float:
@@ -195,10 +188,6 @@ class RandomAutocontrast(_OneOperation):
     """
 
     operation = "AutoContrast"
-
-    def check(self, images: Tensor) -> None:
-        """See `OperationsTransform.check`."""
-        one_or_three_channels(self, images)
 
 
 class RandomEqualize(_OneOperation):
@@ -263,12 +252,13 @@ class GaussianBlur(OperationsTransform):
             raise wrong(self, "sigma", expected, repr(sigma))
         self.sigma = float(sigmas[0]), float(sigmas[-1])
 
-    def check(self, images: Tensor) -> None:
-        """See `OperationsTransform.check`."""
-        radii_of(self.kernel_size, images)
-
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """Draw 0 is where sigma is in its range."""
+        height, width = images.shape[2:]
+        if self.kernel_size[0] // 2 >= width or self.kernel_size[1] // 2 >= height:
+            expected = "less than twice as large as the images, which are reflected at their border"
+            found = f"{self.kernel_size} for images of {height}x{width} pixels"
+            raise wrong(self, "kernel_size", expected, found)
         low, high = self.sigma
         sigma = low + (high - low) * draws.uniform(1)[0]
         everywhere = np.full(len(sigma), INDEX_OF["Blur"])

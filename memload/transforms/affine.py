@@ -16,39 +16,31 @@ from memload.transforms.arguments import (
     share,
     wrong,
 )
-from memload.transforms.draws import Draws
-from memload.transforms.following import TensorsByName
-from memload.transforms.moving import MatrixMovement
+from memload.transforms.batch import Batch
+from memload.transforms.draws import Drawn, Draws
+from memload.transforms.operation_step import Fill, Interpolation
 from memload.transforms.transform import Transform
-from memload.transforms.warping import Fill, Interpolation, affine_matrices, perspective_matrices
-from memload.upload import upload
+from memload.transforms.warping import affine_matrices, perspective_matrices, warp
 
 
 class Warp(Transform):
-    """The base of transforms that warp images. Subclasses define `places_and_matrices`."""
+    """The base of transforms that warp images.
 
+    Subclasses define `draw`, which returns "matrices", float64 ``(N, 3, 3)``; see `warp`.
+    """
+
+    moves_pixels = True
     interpolation: Interpolation
     fill: Fill
 
-    def places_and_matrices(
-        self, height: int, width: int, draws: Draws
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of the images to warp, int64 ``(n,)``, and matrices for `warp`."""
-        raise NotImplementedError
-
-    def movement(self, images: Tensor, draws: Draws) -> MatrixMovement:
-        """Return how images ``(N, C, H, W)`` move. `Prepared` has masks and such follow."""
-        count, _, height, width = images.shape
-        return MatrixMovement(count, height, width, *self.places_and_matrices(height, width, draws))
-
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Warp the images. The columns were moved before."""
-        fill = self.fill
-        if fill is not None:
-            fill = per_channel(self, "fill", fill, images.shape[1], images.dtype)
-        return self.movement(images, draws).images(images, self.interpolation, fill), columns
+    def apply(self, batch: Batch, drawn: Drawn) -> Batch:
+        """See `Transform.apply`."""
+        images, matrices = batch.images, drawn.array("matrices")
+        if self.fill is not None:
+            per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
+        if batch.followers:
+            batch = batch.follow(drawn["matrices"])
+        return batch.with_images(warp(images, matrices, self.interpolation, self.fill))
 
     def _set_interpolation_and_fill(self, interpolation: Any, fill: Any) -> None:
         """Check and set the arguments that all of them have."""
@@ -99,10 +91,9 @@ class RandomAffine(Warp):
         self.center = _center(self, center)
         self._set_interpolation_and_fill(interpolation, fill)
 
-    def places_and_matrices(
-        self, height: int, width: int, draws: Draws
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
         """Draws 0 to 5 are the angle, the shifts of x and y, the factor, and the shears of both."""
+        height, width = images.shape[2:]
         uniform = draws.uniform(6)
         translate = np.zeros((uniform.shape[1], 2))
         if self.translate is not None:
@@ -120,16 +111,15 @@ class RandomAffine(Warp):
             np.stack([shear_x, shear_y], 1),
             self.center,
         )
-        return np.arange(uniform.shape[1]), matrices
+        return {"matrices": matrices}
 
 
 class RandomRotation(Warp):
     """Turn each image by a random angle, like torchvision's.
 
     ``degrees`` is the range of angles, anticlockwise: a number ``v`` is -v to v. The image keeps
-    its size, so corners are lost; ``expand`` must be False. Multiples of 90 degrees around the
-    centre move pixels as they are. For ``center``, ``interpolation``, ``fill``, masks, points and
-    boxes see `RandomAffine`.
+    its size, so corners are lost; ``expand`` must be False. For ``center``, ``interpolation``,
+    ``fill``, masks, points and boxes see `RandomAffine`.
 
     >>> images = RandomRotation(15, interpolation="bilinear")(images, samples=samples)
     """
@@ -149,34 +139,13 @@ class RandomRotation(Warp):
         self.center = _center(self, center)
         self._set_interpolation_and_fill(interpolation, fill)
 
-    def places_and_matrices(
-        self, height: int, width: int, draws: Draws
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
         """Draw the angle."""
-        angle = self._angle(draws)
-        zero = np.zeros((len(angle), 2))
-        matrices = affine_matrices(
-            height, width, -angle, zero, np.ones(len(angle)), zero, self.center
-        )
-        return np.arange(len(angle)), matrices
-
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Warp the images, and turn those exactly whose angle is a multiple of 90 degrees."""
-        turned, columns = super().apply(images, columns, draws)
-        angle = self._angle(draws)
-        quarters = (0, 1, 2, 3) if images.shape[2] == images.shape[3] else (0, 2)
-        for quarter in quarters if self.center is None else ():
-            places = np.flatnonzero(angle == 90 * quarter)
-            if len(places):
-                where = upload(places, images.device)
-                turned[where] = images[where].rot90(quarter, (2, 3))
-        return turned, columns
-
-    def _angle(self, draws: Draws) -> np.ndarray:
-        """Return the angles, from 0 to 360."""
-        return _between(self.degrees, draws.uniform(1)[0]) % 360
+        height, width = images.shape[2:]
+        angle = -_between(self.degrees, draws.uniform(1)[0]) % 360
+        zero, one = np.zeros((len(angle), 2)), np.ones(len(angle))
+        matrices = affine_matrices(height, width, angle, zero, one, zero, self.center)
+        return {"matrices": matrices}
 
 
 class RandomPerspective(Warp):
@@ -201,10 +170,9 @@ class RandomPerspective(Warp):
         self.p = share(self, "p", p)
         self._set_interpolation_and_fill(interpolation, fill)
 
-    def places_and_matrices(
-        self, height: int, width: int, draws: Draws
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
         """Draw 0 chooses samples, and 1 to 8 move the corners, clockwise from the upper left."""
+        height, width = images.shape[2:]
         uniform = draws.uniform(9)
         right, bottom = width - 1, height - 1
         starts = np.array([[0, 0], [right, 0], [right, bottom], [0, bottom]], np.float64)
@@ -213,7 +181,10 @@ class RandomPerspective(Warp):
         shifts = np.floor(uniform[1:].T.reshape(-1, 4, 2) * numbers_of_shifts)
         ends = starts + shifts * [[1, 1], [-1, 1], [-1, -1], [1, -1]]
         places = np.flatnonzero((uniform[0] < self.p) & ~_on_a_line(ends))
-        return places, perspective_matrices(np.tile(starts, (len(places), 1, 1)), ends[places])
+        matrices = np.tile(np.eye(3), (len(ends), 1, 1))
+        starts = np.tile(starts, (len(places), 1, 1))
+        matrices[places] = perspective_matrices(starts, ends[places])
+        return {"matrices": matrices}
 
 
 def _between(ends: Sequence[float], uniform: np.ndarray) -> np.ndarray:

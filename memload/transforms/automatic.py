@@ -20,15 +20,16 @@ from memload.transforms.arguments import (
     wrong,
 )
 from memload.transforms.draws import Draws
-from memload.transforms.operations_plan import INDEX_OF, OperationStep
-from memload.transforms.operations_transform import OperationsTransform
+from memload.transforms.operation_step import INDEX_OF, MOVES, Fill, Interpolation, OperationStep
+from memload.transforms.operations_pass import OperationsTransform
 from memload.transforms.policies import HAS_FACTOR, HAS_SIGN, NARROW, NUM_COMMON, NUM_TIMM, WIDE
-from memload.transforms.warping import Fill, Interpolation
+from memload.transforms.warping import affine_matrices
 
 
 class Automatic(OperationsTransform):
     """The base of transforms that draw from many operations."""
 
+    moves_pixels = True
     #: Whether images may be posterized. Floats are refused then: normalised ones would be ruined.
     _posterizes = True
 
@@ -38,13 +39,7 @@ class Automatic(OperationsTransform):
         )
         self.fill = None if fill is None else numbers(self, "fill", fill)
 
-    @property
-    def moves_pixels(self) -> bool:
-        """See `Transform.moves_pixels`."""
-        return True
-
-    def check(self, images: Tensor) -> None:
-        """See `OperationsTransform.check`."""
+    def _check(self, images: Tensor) -> None:
         one_or_three_channels(self, images)
         if images.dtype != torch.uint8 and self._posterizes:
             expected = "uint8, as some are posterized"
@@ -53,17 +48,20 @@ class Automatic(OperationsTransform):
         if self.fill is not None:
             per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
 
-    def _step(self, operation: np.ndarray, magnitude: np.ndarray) -> OperationStep:
-        """Return a step, with what the transform says of moving pixels."""
-        return OperationStep(operation, magnitude, self.interpolation, self.fill)
+    def _step(self, operation: np.ndarray, magnitude: np.ndarray, images: Tensor) -> OperationStep:
+        """Return a step for images like these, with where pixels that move come from."""
+        moved = np.flatnonzero(MOVES[operation])
+        matrices = np.tile(np.eye(3), (len(operation), 1, 1))
+        matrices[moved] = _matrices(operation[moved], magnitude[moved], *images.shape[2:])
+        return OperationStep(operation, magnitude, matrices, self.interpolation, self.fill)
 
     def _with_sign(
-        self, operation: np.ndarray, magnitude: np.ndarray, uniform: np.ndarray
+        self, operation: np.ndarray, magnitude: np.ndarray, uniform: np.ndarray, images: Tensor
     ) -> OperationStep:
         """Return a step; half of the magnitudes that have a sign are negative."""
         is_negative = HAS_SIGN[operation] & (uniform < 0.5)
         signed = np.where(is_negative, -magnitude, magnitude)
-        return self._step(operation, np.where(HAS_FACTOR[operation], 1 + signed, signed))
+        return self._step(operation, np.where(HAS_FACTOR[operation], 1 + signed, signed), images)
 
 
 class TrivialAugmentWide(Automatic):
@@ -95,10 +93,11 @@ class TrivialAugmentWide(Automatic):
 
         Draws 0 to 2 are the operation, the bin and the sign.
         """
+        self._check(images)
         bins, uniform = self.num_magnitude_bins, draws.uniform(3)
         operation, number = _below(NUM_COMMON, uniform[0]), _below(bins, uniform[1])
         magnitudes = policies.magnitudes(WIDE, bins, *images.shape[2:])
-        return [self._with_sign(operation, magnitudes[operation, number], uniform[2])]
+        return [self._with_sign(operation, magnitudes[operation, number], uniform[2], images)]
 
 
 class RandAugment(Automatic):
@@ -134,13 +133,14 @@ class RandAugment(Automatic):
 
         Each operation takes two draws: which one, and the sign.
         """
+        self._check(images)
         magnitudes = policies.magnitudes(NARROW, self.num_magnitude_bins, *images.shape[2:])
         result = []
         for step in range(self.num_ops):
             uniform = draws.uniform(2, first=2 * step)
             operation = _below(NUM_COMMON, uniform[0])
             magnitude = magnitudes[operation, self.magnitude]
-            result.append(self._with_sign(operation, magnitude, uniform[1]))
+            result.append(self._with_sign(operation, magnitude, uniform[1], images))
         return result
 
 
@@ -171,6 +171,7 @@ class AutoAugment(Automatic):
 
         Draw 0 is the pair. Each operation takes two more: whether it is done, and the sign.
         """
+        self._check(images)
         policy = policies.policy(self.policy)
         magnitudes = policies.magnitudes(NARROW, 10, *images.shape[2:])
         uniform, result = draws.uniform(5), []
@@ -179,7 +180,7 @@ class AutoAugment(Automatic):
             done, sign = uniform[1 + 2 * step : 3 + 2 * step]
             operation = np.where(done < policy.share[pair, step], policy.operation[pair, step], 0)
             magnitude = magnitudes[operation, policy.bin[pair, step]]
-            result.append(self._with_sign(operation, magnitude, sign))
+            result.append(self._with_sign(operation, magnitude, sign, images))
         return result
 
 
@@ -233,6 +234,7 @@ class TimmRandAugment(Automatic):
 
         Each operation takes four draws: which one, whether it is done, magnitude and sign.
         """
+        self._check(images)
         result = []
         for step in range(self.num_ops):
             uniform = draws.uniform(4, first=4 * step)
@@ -249,10 +251,28 @@ class TimmRandAugment(Automatic):
             operation, magnitude = policies.timm_magnitudes(
                 operation, level.clip(0, 10), sign, self.increasing, images.shape[2:]
             )
-            result.append(self._step(operation, magnitude))
+            result.append(self._step(operation, magnitude, images))
         return result
 
 
 def _below(count: int, uniform: np.ndarray) -> np.ndarray:
     """Return integers from 0 to ``count - 1``, from random numbers from 0 to 1."""
     return (uniform * count).astype(np.int64)
+
+
+def _matrices(operation: np.ndarray, magnitude: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return where the pixels of shears, translations and rotations come from; see `warp`."""
+    shear_x, shear_y, shift_x, shift_y, angle = np.where(
+        operation == np.arange(1, 6)[:, np.newaxis], magnitude, 0
+    )
+    # Shears leave the upper left corner where it is, and rotations the centre.
+    is_shear = (operation < INDEX_OF["TranslateX"])[:, np.newaxis]
+    return affine_matrices(
+        height,
+        width,
+        -(angle % 360),  # clockwise, and as torchvision rounds it
+        np.stack([shift_x, shift_y], 1),
+        np.ones(len(operation)),
+        np.degrees(np.arctan(np.stack([shear_x, shear_y], 1))),
+        np.where(is_shear, 0.0, [0.5 * width, 0.5 * height]),
+    )

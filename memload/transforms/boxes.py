@@ -18,9 +18,6 @@ def random_boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
     smallest: int,
-    *,
-    parts: np.ndarray | int = 1,
-    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw a box within ``size`` for each sample.
 
@@ -31,49 +28,34 @@ def random_boxes(
     The logarithm of (length on the second axis / length on the first) is uniform over ``ratio``. A
     box fits if ``smallest <= length < size + smallest`` on both axes. This is the algorithm of
     torchvision's ``RandomResizedCrop.get_params`` and ``RandomErasing.get_params``. It uses the
-    `NUMBERS_OF_A_BOX` numbers of the draws from ``first``. Areas are divided by ``parts``, one
-    number or one for each sample.
+    first `NUMBERS_OF_A_BOX` numbers of the draws.
     """
     sizes = np.array(size)[:, np.newaxis]
 
-    def attempt(uniform: np.ndarray, divisor: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
+    def attempt(uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return lengths ``(2, N)`` from two uniform numbers each, and whether they fit."""
-        length = _random_lengths(uniform, size, scale, ratio, divisor)
+        area = (scale[0] + (scale[1] - scale[0]) * uniform[0]) * (size[0] * size[1])
+        low, high = math.log(ratio[0]), math.log(ratio[1])
+        log_ratio = low + (high - low) * uniform[1]
+        exponents = np.array([[-0.5], [0.5]])  # each axis takes half of the ratio
+        length = np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
         fits = (length >= smallest) & (length < sizes + smallest)
         return length, fits[0] & fits[1]
 
-    uniform = draws.uniform(4, first)
-    length, fits = attempt(uniform[2:], parts)
+    uniform = draws.uniform(4)
+    length, fits = attempt(uniform[2:])
     retried = np.flatnonzero(~fits)
     # All other attempts are made at once: one loop of NumPy calls instead of up to nine.
     if retried.size:
         # By attempt, then by sample.
-        of_attempts = draws.uniform(2 * (_ATTEMPTS - 1), first + 4, retried).reshape(2, -1)
-        divisor = np.tile(np.broadcast_to(parts, len(fits))[retried], _ATTEMPTS - 1)
-        lengths, found = attempt(of_attempts, divisor)
+        of_attempts = draws.uniform(2 * (_ATTEMPTS - 1), 4, retried).reshape(2, -1)
+        lengths, found = attempt(of_attempts)
         found = found.reshape(_ATTEMPTS - 1, -1)
         lengths = lengths.reshape(2, *found.shape)
         length[:, retried] = lengths[:, found.argmax(0), np.arange(retried.size)]
         fits[retried] = found.any(0)
     start = (uniform[:2] * (sizes - length + 1)).astype(np.int64)
     return start, length, fits
-
-
-def _random_lengths(
-    uniform: np.ndarray,
-    size: tuple[int, int],
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    divisor: np.ndarray | int,
-) -> np.ndarray:
-    """Return lengths on two axes, int64 ``(2, N)``, from two uniform numbers for each box."""
-    share_of_area = scale[0] + (scale[1] - scale[0]) * uniform[0]
-    area = share_of_area * (size[0] * size[1]) / divisor
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    log_ratio = low + (high - low) * uniform[1]
-    exponents = np.array([[-0.5], [0.5]])  # each axis takes half of the ratio
-    lengths: np.ndarray = np.rint(np.sqrt(area) * np.exp(exponents * log_ratio)).astype(np.int64)
-    return lengths
 
 
 def edges_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:

@@ -1,90 +1,129 @@
 """RandomApply and RandomChoice: other transforms, for some samples of a batch.
 
-choose(draws) ─▶ an option ─▶ where all options are operations: operations_transform.FusedOperations
-                 per sample ─▶ where all options mix samples: options.PlannedMixing
-                            ─▶ others: options.apply_options
+Options that are operations are drawn for all samples and done in one pass, with none for the
+others; options that mix samples likewise. Others get copies of the samples that are chosen.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from memload.transforms.arguments import is_finite, share, shown, wrong
+from memload.transforms.batch import Batch, put_some
 from memload.transforms.compose import Compose
-from memload.transforms.draws import Draws
-from memload.transforms.fused import PlannedSteps, group
-from memload.transforms.operations_plan import OperationStep
-from memload.transforms.operations_transform import FusedOperations
-from memload.transforms.options import Mixture, Options, PlannedMixing
+from memload.transforms.draws import Drawn, Draws
+from memload.transforms.mixing import NOTHING, MixUp
+from memload.transforms.operation_step import OperationStep
+from memload.transforms.operations_pass import OperationsPass, OperationsTransform
+from memload.transforms.passes import Pass, group
+from memload.transforms.prepared import run_once
 from memload.transforms.transform import Transform
+from memload.wording import listed
 
 
-class Choosing(Transform, Options):
-    """The base of transforms that choose between lists of others, the options.
+class Choosing(OperationsTransform):
+    """The base of transforms that choose between lists of others, the ``options``.
 
-    Subclasses define `Options.choose`. `options.apply_options` does the rest. Where all options are
-    operations, or all mix samples, they are planned instead.
+    Subclasses define `choose`.
     """
+
+    takes_normalized = True
 
     def __init__(self, options: Sequence[Compose]) -> None:
         self._set_options(options)
-        steps = [step for option in options for step in option.transforms]
-        fusions = {getattr(step, "fuses_as", "no") for step in steps}
-        self.fuses_as = "operations" if fusions <= {"operations"} else "no"
-        if fusions == {"mixing"} and all(len(option.transforms) <= 1 for option in options):
-            self.fuses_as = "mixing"
+        kinds = {getattr(step, "kind", "") for option in options for step in option.transforms}
+        self.kind = kinds.pop() if len(kinds) == 1 else ""
+        if self.kind == "mixing" and any(len(option.transforms) > 1 for option in options):
+            self.kind = ""
+        self.pass_type: Any = OperationsPass if self.kind == "operations" else None
 
     def _set_options(self, options: Sequence[Compose]) -> None:
-        self._options = tuple(options)
-        self.steps_of_options = [group(option.transforms) for option in options]
+        self.options = tuple(options)
+        self._steps = [group(option.transforms) for option in options]
+        self.moves_pixels = any(option.moves_pixels for option in options)
 
-    @property
-    def moves_pixels(self) -> bool:
-        """See `Transform.moves_pixels`."""
-        return any(option.moves_pixels for option in self._options)
+    def choose(self, draws: Draws) -> np.ndarray:
+        """Return the number of each sample's list by draw 0, int64 ``(N,)``; -1 for none."""
+        raise NotImplementedError
 
     def bind(self, **facts: Any) -> Transform:
         """See `Transform.bind`."""
         bound = copy.copy(self)
         bound._followers = super().bind(**facts)._followers
-        bound._set_options([option.bind(**facts) for option in self._options])
+        bound._set_options([option.bind(**facts) for option in self.options])
         return bound
-
-    def check(self, images: Tensor) -> None:
-        """See `Options.check`. Steps behind others may get different images."""
-        for option in self._options:
-            for step in takewhile(_has_check, option.transforms):
-                step.check(images)
-
-    def planned(self, position: int) -> PlannedSteps:
-        """See `Transform.planned`."""
-        steps = [(position, self)]
-        return PlannedMixing(steps) if self.fuses_as == "mixing" else FusedOperations(steps)
 
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """See `OperationsTransform.operation_steps`."""
-        return self._of_options(draws, lambda step, inside: step.operation_steps(inside, images))
+        numbers = self.choose(draws)
+        return [
+            operation.only_for(numbers == number)
+            for number, option in enumerate(self.options)
+            for position, step in enumerate(option.transforms)
+            for operation in step.operation_steps(draws.inside(number).of(position), images)
+        ]
 
-    def mixtures(self, draws: Draws, images: Tensor) -> list[Mixture]:
-        """See `Mixing.mixtures`."""
-        return self._of_options(draws, lambda step, inside: step.mixtures(inside, images))
+    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
+        """See `Transform.draw`."""
+        numbers = self.choose(draws)
+        if self.kind == "mixing":
+            drawn: dict[str, Any] = {}
+            for number, option in enumerate(self.options):
+                for step in option.transforms:
+                    for name, array in step.draw(draws.inside(number).of(0), images).items():
+                        nothing = drawn.get(name, NOTHING[name])
+                        chosen = (numbers == number).reshape(-1, *[1] * (array.ndim - 1))
+                        drawn[name] = np.where(chosen, array, nothing).astype(array.dtype)
+            return drawn
+        # Images that an option does not take are refused in the first batch, whatever is drawn.
+        for number, steps in enumerate(self._steps):
+            first = steps[0][1] if steps else None
+            if isinstance(first, Pass | Transform) and type(first).__module__.startswith(
+                "memload."
+            ):
+                first.draw(draws.at(np.arange(0)).inside(number).of(0), images)
+        return {"numbers": numbers, "draws": draws, "samples": draws.samples}
 
-    def _of_options(self, draws: Draws, of_step: Callable[[Any, Draws], list[Any]]) -> list[Any]:
-        """Return what ``of_step(step, draws)`` returns for the steps of all options.
+    def apply(self, batch: Batch, drawn: Drawn) -> Batch:
+        """See `Transform.apply`."""
+        mixers = list(_mixers(self))
+        # All batches get the same kind of labels, also those in which nothing is mixed.
+        for mixer in mixers:
+            batch = batch._replace(columns=mixer.unmixed(batch.columns, len(batch.images)))
+        if self.kind == "mixing":  # what is drawn says who mixes which sample
+            return mixers[0].apply(batch, drawn)
+        draws = replace(drawn.array("draws"), samples=drawn.array("samples"))
+        numbers = drawn.array("numbers")
+        result = batch._replace(images=batch.images.clone(), columns=dict(batch.columns))
+        for number, steps in enumerate(self._steps):
+            places = np.flatnonzero(numbers == number)
+            if not steps or not places.size:
+                continue
+            # Any sample may be needed by those that are mixed.
+            mixes = any(any(_mixers(step)) for step in self.options[number].transforms)
+            taken = np.arange(len(batch.images)) if mixes else places
+            given = batch.take(taken)
+            new = run_once(steps, given, draws.at(taken).inside(number))
+            self._put(result, places, given, new.take(places) if mixes else new)
+        return result
 
-        Draw 0 chooses. Each option has steps of its own, which do nothing to other samples.
-        """
-        chosen, of_options = self.choose(draws), []
-        for number, option in enumerate(self._options):
-            for position, step in enumerate(option.transforms):
-                inside = replace(draws, position=f"{draws.position}.{number}.{position}")
-                of_options += [each.only_for(chosen == number) for each in of_step(step, inside)]
-        return of_options
+    def _put(self, target: Batch, places: np.ndarray, given: Batch, new: Batch) -> None:
+        """Put samples into a batch, at places of which copies were ``given``."""
+        origin = f"what {type(self).__name__} chooses"
+        if new.columns.keys() != given.columns.keys():
+            expected = f"as before, {listed(given.columns) or 'none'}"
+            raise wrong(origin, "the columns", expected, listed(new.columns) or "none")
+        _check_kind(origin, target.images, new.images)
+        put_some(target.images, places, new.images)
+        for name, column in new.columns.items():
+            if column is not given.columns[name]:
+                _check_kind(f"columns[{name!r}] of {origin}", target.columns[name], column)
+                target.columns[name] = target.columns[name].clone()
+                put_some(target.columns[name], places, column)
 
 
 class RandomApply(Choosing):
@@ -106,10 +145,10 @@ class RandomApply(Choosing):
     @property
     def transforms(self) -> tuple[Any, ...]:
         """What is done with the chosen samples."""
-        return self._options[0].transforms
+        return self.options[0].transforms
 
     def choose(self, draws: Draws) -> np.ndarray:
-        """See `Options.choose`."""
+        """See `Choosing.choose`."""
         return np.where(draws.uniform(1)[0] < self.p, 0, -1)
 
     def __repr__(self) -> str:
@@ -149,11 +188,11 @@ class RandomChoice(Choosing):
         """What is chosen from."""
         return tuple(
             option.transforms[0] if len(option.transforms) == 1 else option
-            for option in self._options
+            for option in self.options
         )
 
     def choose(self, draws: Draws) -> np.ndarray:
-        """See `Options.choose`."""
+        """See `Choosing.choose`."""
         ends = np.cumsum(self.p)
         # The last sum may be a little below 1.
         return np.asarray(np.searchsorted(ends[:-1], draws.uniform(1)[0], side="right"))
@@ -162,10 +201,21 @@ class RandomChoice(Choosing):
         return f"RandomChoice({list(self.transforms)}, p={shown(self.p)})"
 
 
-def _has_check(step: Any) -> bool:
-    """Return whether a step checks images, whose shape and dtype it keeps."""
-    fusion = getattr(step, "fuses_as", "no")
-    return isinstance(step, Options) or fusion in ("operations", "painting", "mixing")
+def _mixers(step: Any) -> Iterator[MixUp]:
+    """Yield a step if it mixes samples, or those inside of it that do."""
+    if isinstance(step, MixUp):
+        yield step
+    for option in getattr(step, "options", ()):
+        for inner in option.transforms:
+            yield from _mixers(inner)
+
+
+def _check_kind(subject: str, before: Tensor, after: Tensor) -> None:
+    """Check that shape and dtype for each sample are as before."""
+    if after.shape[1:] != before.shape[1:] or after.dtype != before.dtype:
+        expected = f"as before, {before.dtype} {tuple(before.shape[1:])} for each sample"
+        found = f"{after.dtype} {tuple(after.shape[1:])}"
+        raise wrong(subject, "shape and dtype", expected, found)
 
 
 def _listed(owner: Choosing, transforms: Any) -> tuple[Any, ...]:

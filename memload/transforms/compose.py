@@ -1,17 +1,16 @@
 """A list of transforms, done in as few passes over memory as possible."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from textwrap import indent
 from typing import Any
 
 import torch
 
-from memload.transforms.arguments import column_names, integer, share, shown, wrong
+from memload.transforms.arguments import column_names, integer, shown, wrong
 from memload.transforms.following import KINDS, Followers
-from memload.transforms.fused import group
-from memload.transforms.options import innermost
+from memload.transforms.passes import group
 from memload.transforms.pixels import Normalize
 from memload.transforms.prepared import Prepared
 from memload.transforms.transform import Transform
@@ -74,7 +73,6 @@ class Compose(Transform):
         masks: Sequence[str] | None = None,
         boxes: Sequence[str] | None = None,
         mask_fill: int = 255,
-        min_area: float = 0.0,
         views: int | Sequence[Any] = 1,
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
@@ -89,7 +87,6 @@ class Compose(Transform):
         self.masks = column_names(self, "masks", masks)
         self.boxes = column_names(self, "boxes", boxes)
         self.mask_fill = integer(self, "mask_fill", mask_fill)
-        self.min_area = share(self, "min_area", min_area, "a share of the area, from 0 to 1")
         self.views: int | tuple[tuple[Any, ...], ...]
         if isinstance(views, Sequence) and not isinstance(views, str) and views:
             self.views = tuple(tuple(_flatten(_as_list(view), memory_format)) for view in views)
@@ -109,12 +106,6 @@ class Compose(Transform):
             text += f"views={self.views},\n"
         return f"Compose(\n{indent(text, '    ')})"
 
-    @property
-    def moves_pixels(self) -> bool:
-        """See `Transform.moves_pixels`."""
-        steps = chain(self.transforms, *(self.views if isinstance(self.views, tuple) else ()))
-        return any(getattr(step, "moves_pixels", False) for step in steps)
-
     def prepare(self, samples: Any, *, seed: int = 0, epoch: int = 0) -> Prepared:
         """See `Transform.prepare`."""
         return Prepared(
@@ -127,10 +118,8 @@ class Compose(Transform):
             memory_format=self.memory_format,
         )
 
-    # `__init__` has the names that the user gave, or None. A Loader calls `bind` with those of the
-    # data set, which take the place of None, and with its statistics. Both end in `_bind_steps`,
-    # which tells all of it to the steps: Normalize takes its mean, CutMix its masks, and MixUp
-    # refuses them. The names that are still None are none.
+    # ``masks=None`` means: not given. In a Loader, `bind` then fills in the data set's columns.
+    # `_bind_steps` passes names and statistics on to the steps.
     def bind(self, **facts: Any) -> "Compose":
         """Return the list with what it and its transforms leave to the data set filled in.
 
@@ -153,7 +142,9 @@ class Compose(Transform):
         else:
             self.views = tuple(_bound(view, facts) for view in self.views)
             self._steps_of_views = [_grouped([*self.transforms, *view]) for view in self.views]
-        self._followers = Followers.of(names, mask_fill=self.mask_fill, min_area=self.min_area)
+        steps = chain(self.transforms, *(self.views if isinstance(self.views, tuple) else ()))
+        self.moves_pixels = any(getattr(step, "moves_pixels", False) for step in steps)
+        self._followers = Followers.of(names, mask_fill=self.mask_fill)
 
 
 def _bound(transforms: Sequence[Any], facts: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -168,7 +159,7 @@ def _grouped(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
         # What the user has written may undo it.
         if not type(step).__module__.startswith("memload."):
             is_normalized = False
-        steps = list(innermost(step))
+        steps = list(_innermost(step))
         late = [each for each in steps if not getattr(each, "takes_normalized", True)]
         if is_normalized and late:
             raise ValueError(
@@ -177,6 +168,17 @@ def _grouped(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
             )
         is_normalized |= any(isinstance(each, Normalize) for each in steps)
     return group(transforms)
+
+
+def _innermost(step: Any) -> Iterator[Any]:
+    """Yield a transform, or those that are inside of it."""
+    options = getattr(step, "options", None)
+    if options is None:
+        yield step
+    else:
+        for option in options:
+            for inner in option.transforms:
+                yield from _innermost(inner)
 
 
 def _described(steps: Sequence[tuple[int, Any]]) -> str:

@@ -19,13 +19,14 @@ from memload.transforms.arguments import (
     size_of_epoch,
     wrong,
 )
-from memload.transforms.boxes import NUMBERS_OF_A_BOX, random_boxes
+from memload.transforms.boxes import random_boxes
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import PADDING_MODES, Plan
+from memload.transforms.passes import CropPass
 from memload.transforms.transform import Transform
 
 #: The interpolations of a resize.
-_INTERPOLATIONS = ("bilinear", "bicubic", "random")
+_INTERPOLATIONS = ("bilinear", "bicubic")
 #: A function of the epoch that returns a size.
 SizeOfEpoch = Callable[[int], int | Sequence[int]]
 
@@ -44,7 +45,7 @@ class RandomHorizontalFlip(Transform):
     >>> flipped = RandomHorizontalFlip(p=0.5)(images, samples=samples)
     """
 
-    fuses_as = "flip"
+    pass_type, kind, moves_pixels = CropPass, "flip", True
     _flips_height = False
 
     def __init__(self, p: float = 0.5, alternate: bool = False) -> None:
@@ -91,7 +92,7 @@ class CenterCrop(Transform):
     torch.Size([224, 224])
     """
 
-    fuses_as = "crop"
+    pass_type, kind, moves_pixels = CropPass, "crop", True
 
     def __init__(self, size: int | Sequence[int] | SizeOfEpoch) -> None:
         self.size = size if callable(size) else pair(self, "size", size)
@@ -126,7 +127,7 @@ class RandomCrop(Transform):
     >>> crops = RandomCrop(32, padding=4)(images, samples=samples)
     """
 
-    fuses_as = "crop"
+    pass_type, kind, moves_pixels = CropPass, "crop", True
 
     def __init__(
         self,
@@ -186,17 +187,16 @@ class Resize(Transform):
     side becomes ``max_size``. ``size`` may also be a function of the epoch that returns one of
     these; see `RandomResizedCrop`.
 
-    ``interpolation`` is ``"bilinear"``, ``"bicubic"`` or ``"random"``, which is one of the two for
-    each sample, with a share of 1/2 each, like timm's. torchvision's ``InterpolationMode`` and
+    ``interpolation`` is ``"bilinear"`` or ``"bicubic"``. torchvision's ``InterpolationMode`` and
     Pillow's numbers mean the same. ``antialias`` widens the filter where images become smaller, as
     Pillow does. Bicubic weights are those of torch: with ``antialias`` the cubic has a = -0.5, as
     in Pillow, and without a = -0.75, as in OpenCV.
 
-    Images ``(N, C, H, W)`` keep their dtype. uint8 is rounded as `torch.nn.functional.interpolate`
-    rounds it on the CPU, also on CUDA. There, pixels of images with a side of more than 16,384 and
-    of a bilinear width of 1 may differ by 1, and bicubic ones by more if a value is cut off between
-    rows and columns. Bicubic floats may lie a little outside of the images' range, since torch does
-    not cut them off.
+    Images ``(N, C, H, W)`` keep their dtype. On the CPU, pixels are those of
+    `torch.nn.functional.interpolate`. On CUDA, uint8 pixels differ from these by at most one level,
+    or two if they are bicubic; those of images with a side of more than 16,384 may differ by more,
+    as bicubic values are not cut off between rows and columns. Bicubic floats may lie a little
+    outside of the images' range, since torch does not cut them off.
 
     Pillow's uint8 pixels differ from torch's, since its weights have more bits: bilinear ones by at
     most 2 levels, bicubic ones by at most 3. Where Pillow 13 shrinks the height, it resizes columns
@@ -211,7 +211,7 @@ class Resize(Transform):
     torch.Size([1, 3, 256, 512])
     """
 
-    fuses_as = "resize"
+    pass_type, kind, moves_pixels = CropPass, "resize", True
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Resize(Transform):
         plan.height.crop(0, height, resized=size[0])
         plan.width.crop(0, width, resized=size[1])
         plan.antialias = self.antialias
-        plan.bicubic = _are_bicubic(self.interpolation, draws, number=0)
+        plan.bicubic = self.interpolation == "bicubic"
 
     def _checked(self, argument: str, size: Any) -> int | tuple[int, int] | None:
         """Return a size: one number for the shorter side, (height, width), or None."""
@@ -283,7 +283,7 @@ class RandomResizedCrop(Transform):
     >>> loader = memload.Loader("train.bin", 256, transform=Compose([RandomResizedCrop(size)]))
     """
 
-    fuses_as = "resize"
+    pass_type, kind, moves_pixels = CropPass, "resize", True
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class RandomResizedCrop(Transform):
         plan.height.crop(start[0], length[0], resized=size[0])
         plan.width.crop(start[1], length[1], resized=size[1])
         plan.antialias = self.antialias
-        plan.bicubic = _are_bicubic(self.interpolation, draws, number=NUMBERS_OF_A_BOX)
+        plan.bicubic = self.interpolation == "bicubic"
 
 
 def _antialias(owner: Transform, given: Any) -> bool:
@@ -322,11 +322,3 @@ def _antialias(owner: Transform, given: Any) -> bool:
         advice = "torchvision's None means False." if given is None else ""
         raise wrong(owner, "antialias", "True or False", repr(given), advice)
     return given
-
-
-def _are_bicubic(interpolation: str, draws: Draws, number: int) -> np.ndarray:
-    """Return which samples are resized bicubically, ``(N,)``, by a number of the draws."""
-    if interpolation == "random":
-        bicubic: np.ndarray = draws.uniform(1, number)[0] < 0.5
-        return bicubic
-    return np.full(len(draws.samples), interpolation == "bicubic")

@@ -2,45 +2,34 @@
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-Integers = TypeVar("Integers", np.ndarray, torch.Tensor)
+from memload.upload import upload
 
 #: The constants of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-#: Generators", 2014). They are signed, since torch has no uint64 arithmetic. Overflow wraps both in
-#: NumPy and in torch.
-INCREMENT = 0x9E3779B97F4A7C15 - (1 << 64)
-FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
-SHIFTS = (30, 27, 31)
-_UNSIGNED_FACTORS = tuple(np.uint64(factor % (1 << 64)) for factor in FACTORS)
-_UNSIGNED_SHIFTS = tuple(map(np.uint64, SHIFTS))
+#: Generators", 2014). Overflow wraps.
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 #: A float64 has 53 bits of precision.
 _UNUSED_BITS = np.uint64(64 - 53)
 
 
-def mix(values: Integers) -> Integers:
-    """Spread every bit of int64 numbers over all of them. This permutes the int64 numbers.
+def mix(values: np.ndarray) -> np.ndarray:
+    """Spread every bit of uint64 numbers over all of them. This permutes the uint64 numbers.
 
     It is the last step of SplitMix64.
     """
-    if isinstance(values, np.ndarray):
-        unsigned = values.view(np.uint64)  # whose shifts need no masks: twice as fast
-        for bits, factor in zip(_UNSIGNED_SHIFTS, _UNSIGNED_FACTORS, strict=False):
-            unsigned = (unsigned ^ (unsigned >> bits)) * factor
-        return (unsigned ^ (unsigned >> _UNSIGNED_SHIFTS[2])).view(np.int64)
-    values = (values ^ _shift_right(values, SHIFTS[0])) * FACTORS[0]
-    values = (values ^ _shift_right(values, SHIFTS[1])) * FACTORS[1]
-    mixed: torch.Tensor = values ^ _shift_right(values, SHIFTS[2])
+    for bits, factor in zip(_SHIFTS, _FACTORS, strict=False):
+        values = (values ^ (values >> bits)) * factor
+    mixed: np.ndarray = values ^ (values >> _SHIFTS[2])
     return mixed
-
-
-def _shift_right(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift int64 numbers as if they were unsigned."""
-    return (values >> bits) & ((1 << 64 - bits) - 1)
 
 
 @dataclass
@@ -60,10 +49,15 @@ class Draws:
     samples: np.ndarray
     seed: int
     epoch: int
-    position: int | str
-    view: int
+    position: int | str = ""
+    view: int = 0
+    #: What the positions of all transforms in the same list begin with.
+    prefix: str = ""
     #: Whether the numbers are the same in every epoch.
     in_every_epoch: bool = False
+
+    def __len__(self) -> int:
+        return len(self.samples)
 
     def same_in_every_epoch(self) -> "Draws":
         """Return random numbers that do not depend on the epoch."""
@@ -73,13 +67,21 @@ class Draws:
         """Return the random numbers of the samples at some places, int64 ``(n,)``."""
         return replace(self, samples=self.samples[places])
 
+    def of(self, position: int) -> "Draws":
+        """Return the random numbers of the transform at a position of the same list."""
+        return replace(self, position=f"{self.prefix}{position}")
+
+    def inside(self, number: int) -> "Draws":
+        """Return the random numbers of a list inside of the transform, by its number."""
+        return replace(self, prefix=f"{self.position}.{number}.")
+
     @functools.cached_property
     def streams(self) -> np.ndarray:
-        """Where each sample's stream starts, int64 ``(N,)``. No two samples share one."""
+        """Where each sample's stream starts, uint64 ``(N,)``. No two samples share one."""
         epoch = "every" if self.in_every_epoch else self.epoch
         key = f"memload.transforms {self.seed} {epoch} {self.position} {self.view}"
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-        return mix(self.samples + int.from_bytes(digest, "little", signed=True))
+        return mix(self.samples.view(np.uint64) + np.frombuffer(digest, "<u8"))
 
     def uniform(self, count: int, first: int = 0, among: np.ndarray | None = None) -> np.ndarray:
         """Return numbers ``first`` to ``first + count`` of each sample's stream.
@@ -88,15 +90,42 @@ class Draws:
         indices in the batch.
         """
         streams = self.streams if among is None else self.streams[among]
-        steps = np.arange(first + 1, first + count + 1)[:, np.newaxis]
-        bits = mix(streams + steps * INCREMENT).view(np.uint64) >> _UNUSED_BITS
-        uniform: np.ndarray = bits * 2.0**-53
+        steps = np.arange(first + 1, first + count + 1, dtype=np.uint64)[:, np.newaxis]
+        uniform: np.ndarray = (mix(streams + steps * _INCREMENT) >> _UNUSED_BITS) * 2.0**-53
         return uniform
 
 
-def numbers_at(streams: Integers, number: Integers) -> Integers:
-    """Return 16 random bits of streams, as int64, on their device: those of the given numbers."""
-    if isinstance(streams, np.ndarray):
-        mixed_bits = mix(streams + (number + 1) * INCREMENT).view(np.uint64) >> np.uint64(48)
-        return np.asarray(mixed_bits.view(np.int64))
-    return _shift_right(mix(streams + (number + 1) * INCREMENT), 48)
+class Drawn:
+    """What a transform drew for the samples of a batch: the arrays of `Transform.draw` by name.
+
+    ``drawn["angle"]`` is a tensor ``(N, …)`` on the device of the images. ``drawn.array("angle")``
+    is the same as a NumPy array. An array of many batches is uploaded once, when it is first used.
+    ``samples`` are those of the batch among all for which it was drawn.
+    """
+
+    def __init__(self, values: Mapping[str, Any], device: torch.device) -> None:
+        self._values, self._device = dict(values), device
+        self._uploaded: dict[str, Tensor] = {}
+        self.samples = slice(None)
+
+    def part(self, start: int, count: int) -> "Drawn":
+        """Return what was drawn for ``count`` samples from ``start`` on."""
+        part = object.__new__(Drawn)
+        part.__dict__.update(self.__dict__, samples=slice(start, start + count))
+        return part
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._uploaded:
+            self._uploaded[name] = upload(self._all(name), self._device)
+        return self._uploaded[name][self.samples]
+
+    def array(self, name: str) -> Any:
+        """Return a NumPy array of these samples, or what else was drawn by this name."""
+        values = self._all(name)
+        return values[self.samples] if isinstance(values, np.ndarray) else values
+
+    def _all(self, name: str) -> Any:
+        """Return what was drawn for all samples. What not every batch needs is a function."""
+        if callable(self._values[name]):
+            self._values[name] = self._values[name]()
+        return self._values[name]

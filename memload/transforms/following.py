@@ -1,16 +1,14 @@
-"""Columns that follow the images: points, masks and boxes."""
+"""Columns that follow the images: masks, points and boxes, all by one matrix for each sample."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from memload.transforms.arguments import describe, wrong
-from memload.transforms.geometry import Plan
-from memload.transforms.plan_reference import reference_masks
+from memload.transforms.geometry import HAS_TRITON, TIE, pixels_shown
 from memload.wording import listed, shape_text
 
 #: Columns of a batch, ``(N, …)`` each.
@@ -19,40 +17,17 @@ TensorsByName = dict[str, Tensor]
 KINDS = ("points", "masks", "boxes")
 #: torch can do little with these, so masks of them are moved as signed integers of the same bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
-class Movement(Protocol):
-    """How the pixels of a batch move, for what follows them.
-
-    That of a crop, a resize or a flip is a `PlannedMovement`. Other transforms that move pixels
-    have a method ``movement(images, draws)``, which returns one.
-    """
-
-    def points(self, points: Tensor) -> Tensor:
-        """Return points ``(N, K, 2)`` where the pixels below them went."""
-
-    def masks(self, masks: Tensor, fill: int) -> Tensor:
-        """Return masks ``(N, H, W)`` of signed integers or uint8 that moved; ``fill`` outside."""
-
-    def boxes(self, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return where boxes ``(N, K, 4)`` went, and the size of the images.
-
-        These are the smallest and the largest x and y, ``(N, K, 2)``, and the width and height.
-        """
+_UNMOVED = [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
 @dataclass(frozen=True)
 class Followers:
-    """The names of the columns that all that moves pixels moves together with the images.
-
-    For their shapes, ``mask_fill`` and ``min_area`` see `Compose`.
-    """
+    """The names of the columns that move with the images. See `Compose`."""
 
     points: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
     boxes: tuple[str, ...] = ()
     mask_fill: int = 255
-    min_area: float = 0.0
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], **options: Any) -> "Followers":
@@ -63,21 +38,12 @@ class Followers:
     def __bool__(self) -> bool:
         return bool(self.points or self.masks or self.boxes)
 
-    def missing(self, columns: Mapping[str, Any]) -> list[str]:
-        """Return which columns are not there, and why they have to be, for messages."""
-        return [
-            f"{name!r}, since {kind} names it"
-            for kind in KINDS
-            for name in getattr(self, kind)
-            if name not in columns
-        ]
-
     def check(
-        self, owner: object, columns: Mapping[str, Any], count: int, after: str = ""
+        self, owner: object, columns: Mapping[str, Any], images: Tensor | None, count: int
     ) -> TensorsByName:
         """Check the columns of ``count`` samples. Return points and boxes, as floats.
 
-        ``after`` is " after " and the step that they come from, if it is not the first.
+        Masks have the size of the images and are on their device, if these are given.
         """
         checked: TensorsByName = {}
         for names, argument, size in ((self.points, "points", 2), (self.boxes, "boxes", 4)):
@@ -85,53 +51,47 @@ class Followers:
                 column: Any = columns.get(name)
                 if not _has_shape(column, (count, None, size)):
                     expected = f"a tensor ({count}, K, {size}), since {argument} names it"
-                    raise _wrong_column(owner, name, expected, columns, after)
+                    raise _wrong_column(owner, name, expected, columns)
                 checked[name] = column if column.is_floating_point() else column.float()
         for name in self.masks:
             column = columns.get(name)
             if not _has_shape(column, (count, None, None)) or not _is_integer(column.dtype):
                 expected = f"integers ({count}, H, W), since masks names it"
-                raise _wrong_column(owner, name, expected, columns, after)
+                raise _wrong_column(owner, name, expected, columns)
             limits = torch.iinfo(column.dtype)
             if not limits.min <= self.mask_fill <= limits.max:
                 expected = f"from {limits.min} to {limits.max} for the {column.dtype} of {name!r}"
                 raise wrong(owner, "mask_fill", expected, self.mask_fill)
+            if images is not None:
+                _check_size(owner, name, column, images)
         return checked
 
-    def check_sizes(
-        self, owner: object, columns: Mapping[str, Any], images: Tensor, after: str = ""
-    ) -> None:
-        """Check that masks have the size of the images, and are on the same device."""
-        size = images.shape[2:]
-        for name in self.masks:
-            mask, subject = columns[name], f"columns[{name!r}]"
-            if mask.shape[1:] != size:
-                expected = f"as large as the images{after}, {shape_text(size)} pixels"
-                advice = "Write a Transform that changes both" if after else "Resize one of them"
-                advice += ", or leave the masks alone with Compose([…], masks=[])."
-                raise wrong(owner, subject, expected, shape_text(mask.shape[1:]), advice)
-            if mask.device != images.device:
-                expected = f"on {images.device}, as the images{after} are"
-                raise wrong(owner, subject, expected, f"on {mask.device}")
-
     def move(
-        self, columns: TensorsByName, shares: TensorsByName, movement: Movement
-    ) -> tuple[TensorsByName, TensorsByName]:
-        """Return the columns, moved as the images are, and how much is left of each box.
-
-        That is the share of the area that it had before the list, ``(N, K)`` by name of the column,
-        which ``shares`` has for the boxes so far.
-        """
-        moved, moved_shares = dict(columns), dict(shares)
-        for name in self.points:
-            moved[name] = movement.points(columns[name])
+        self,
+        columns: TensorsByName,
+        matrices: Sequence[Tensor],
+        size: tuple[int, int],
+        shown: Tensor | None,
+        padding_mode: str,
+    ) -> TensorsByName:
+        """Return the columns, moved as the images are; see `Batch.follow`."""
+        moved = dict(columns)
         for name in self.masks:
-            moved[name] = move_masks(columns[name], movement, self.mask_fill)
-        for name in self.boxes:
-            moved[name], moved_shares[name] = _move_boxes(
-                columns[name], shares[name], movement, self.min_area
-            )
-        return moved, moved_shares
+            for each in matrices:
+                moved[name] = move_masks(
+                    moved[name], each, size, shown, padding_mode, self.mask_fill
+                )
+        if matrices and (self.points or self.boxes):
+            whole = matrices[0]
+            for each in matrices[1:]:
+                whole = whole @ each
+            for name in self.points:
+                # The centres of pixels have whole numbers there, and the edges of the image here.
+                points = _move(columns[name].double() + 0.5, whole) - 0.5
+                moved[name] = points.to(columns[name].dtype)
+            for name in self.boxes:
+                moved[name] = _move_boxes(columns[name], whole, size)
+        return moved
 
 
 def as_signed(values: Tensor) -> Tensor:
@@ -139,54 +99,122 @@ def as_signed(values: Tensor) -> Tensor:
     return values.view(_SIGNED.get(values.dtype, values.dtype))
 
 
-def move_masks(masks: Tensor, movement: Movement, fill: int) -> Tensor:
-    """Return masks ``(N, H, W)`` of any integers, moved as the images are; new memory."""
-    signed = as_signed(masks)
-    limits = torch.iinfo(signed.dtype)
+def move_masks(
+    masks: Tensor,
+    matrices: Tensor,
+    size: tuple[int, int],
+    shown: Tensor | None = None,
+    padding_mode: str = "constant",
+    fill: int = 255,
+) -> Tensor:
+    """Return masks ``(N, H, W)`` of any integers, moved as the images are; new memory.
+
+    Each pixel is the nearest one, and of two equally near ones the one to the right or below. For
+    the other arguments see `Batch.follow`.
+    """
+    signed, limits = as_signed(masks), torch.iinfo(as_signed(masks).dtype)
     fill -= (fill > limits.max) << limits.bits  # the signed number of the same bits
-    return movement.masks(signed, fill).view(masks.dtype)
+    if masks.is_cuda and HAS_TRITON:
+        from memload.transforms.kernels.masks import gather
+
+        moved = gather(signed, matrices, size, shown, padding_mode, fill)
+        return moved.view(masks.dtype)
+    moved = signed.new_empty((len(masks), *size))
+    for index, (mask, matrix) in enumerate(zip(signed, matrices.tolist(), strict=True)):
+        if matrix == _UNMOVED and size == mask.shape:
+            moved[index] = mask
+            continue
+        box = [0, mask.shape[0], 0, mask.shape[1]] if shown is None else shown[index].tolist()
+        moved[index] = _gathered(mask, matrix, size, box, padding_mode, fill)
+    return moved.view(masks.dtype)
 
 
-@dataclass(frozen=True)
-class PlannedMovement:
-    """How images move that are a plan's samples from ``first_in_plan`` on. See `Movement`."""
+def _gathered(
+    mask: Tensor,
+    matrix: list[list[float]],
+    size: tuple[int, int],
+    box: list[int],
+    padding_mode: str,
+    fill: int,
+) -> Tensor:
+    """Return one mask that moved, from the ``box`` that is shown of it."""
+    y, x = (torch.arange(s, dtype=torch.float64, device=mask.device) + 0.5 for s in size)
+    (a, b, c), (d, e, f), (g, h, i) = matrix
+    if b == d == g == h == 0:  # rows, then columns: with one index it takes five times as long
+        rows, columns = y * (e / i) + f / i, x * (a / i) + c / i
+    else:
+        y = y[:, None]
+        divisor = g * x + h * y + i
+        rows, columns = (d * x + e * y + f) / divisor, (a * x + b * y + c) / divisor
+    places, inside = [], []
+    for position, extent, low, high in (
+        (rows, mask.shape[0], box[0], box[1]),
+        (columns, mask.shape[1], box[2], box[3]),
+    ):
+        # From nowhere, or from far away, is from outside.
+        pixel = (position + TIE).floor().nan_to_num(-9).clamp(-extent - 9, 2 * extent + 9).long()
+        pixel = pixels_shown(pixel, extent, padding_mode)
+        inside.append((pixel >= low) & (pixel < high))
+        places.append(pixel.clamp(0, extent - 1))
+    if rows.ndim == 1:
+        moved = mask.index_select(0, places[0]).index_select(1, places[1])
+        inside[0] = inside[0][:, None]
+    else:
+        moved = mask.take(places[0] * mask.shape[1] + places[1])
+    is_inside = inside[0] & inside[1]
+    return moved if is_inside.all() else moved.where(is_inside, fill)
 
-    plan: Plan
-    first_in_plan: int
 
-    def points(self, points: Tensor) -> Tensor:
-        """See `Movement.points`."""
-        maps = self.plan.uploaded(_point_maps, points.device)
-        maps = maps[self.first_in_plan : self.first_in_plan + len(points)]
-        factor, offset = maps.to(points.dtype).unbind(1)
-        return points * factor + offset
+def _move(points: Tensor, matrices: Tensor) -> Tensor:
+    """Return where points ``(N, K, 2)`` of float64 went, in pixels from the upper left corner.
 
-    def masks(self, masks: Tensor, fill: int) -> Tensor:
-        """See `Movement.masks`."""
-        if self.plan.runs_in_kernel(masks):
-            from memload.transforms.plan_kernel import run_masks
+    Matrices map the new to the old. Their adjugates are their inverses but for a factor, which
+    falls out.
+    """
+    first, second, third = matrices.to(points.device).unbind(1)
+    columns = [second.cross(third, 1), third.cross(first, 1), first.cross(second, 1)]
+    inverse = torch.stack(columns, 2)
+    moved = points @ inverse[:, :, :2].mT + inverse[:, None, :, 2]
+    return moved[..., :2] / moved[..., 2:]
 
-            return run_masks(masks, self.plan, fill, self.first_in_plan)
-        return reference_masks(masks, self.plan, fill, self.first_in_plan)
 
-    def boxes(self, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Movement.boxes`."""
-        count, number = boxes.shape[:2]
-        maps = self.plan.uploaded(_edge_maps, boxes.device)
-        maps = maps[:, self.first_in_plan : self.first_in_plan + count]
-        start, factor, divisor, offset, extent = maps.unbind()
-        corners = boxes.reshape(count, 2 * number, 2).double()
-        moved = ((corners - start) * factor / divisor + offset).to(boxes.dtype)
-        one, other = moved.view(count, number, 2, 2).unbind(2)
-        return torch.minimum(one, other), torch.maximum(one, other), extent.to(boxes.dtype)
+def _move_boxes(boxes: Tensor, matrices: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the upright boxes around boxes ``(N, K, 4)`` that moved, within images of this size.
+
+    Boxes of which nothing is left are NaN.
+    """
+    count, number = boxes.shape[:2]
+    corners = boxes.double()[..., [0, 1, 2, 1, 2, 3, 0, 3]].reshape(count, 4 * number, 2)
+    # In float32, edges that meet are equal again.
+    moved = _move(corners, matrices).float().view(count, number, 4, 2)
+    edges = []
+    for axis, extent in enumerate((size[1], size[0])):
+        both = torch.stack([moved[..., axis].amin(2), moved[..., axis].amax(2)], 2)
+        edges.append(both.clamp(0, extent))
+    shown = torch.stack([edges[0][..., 0], edges[1][..., 0], edges[0][..., 1], edges[1][..., 1]], 2)
+    is_left = (shown[..., 2] > shown[..., 0]) & (shown[..., 3] > shown[..., 1])
+    return shown.where(is_left[..., None], torch.nan).to(boxes.dtype)
+
+
+def _check_size(owner: object, name: str, mask: Tensor, images: Tensor) -> None:
+    """Check that a mask has the size of the images, and is on the same device."""
+    size, subject = images.shape[2:], f"columns[{name!r}]"
+    if mask.shape[1:] != size:
+        expected = f"as large as the images, {shape_text(size)} pixels"
+        advice = (
+            "Resize one of them, write a Transform that changes both, or leave the masks alone "
+            "with Compose([…], masks=[])."
+        )
+        raise wrong(owner, subject, expected, shape_text(mask.shape[1:]), advice)
+    if mask.device != images.device:
+        raise wrong(owner, subject, f"on {images.device}, as the images are", f"on {mask.device}")
 
 
 def _wrong_column(
-    owner: object, name: str, expected: str, columns: Mapping[str, Any], after: str
+    owner: object, name: str, expected: str, columns: Mapping[str, Any]
 ) -> ValueError:
     advice = "" if name in columns else f"The columns are: {listed(columns) or 'none'}."
-    found = describe(columns.get(name))
-    return wrong(owner, f"columns[{name!r}]{after}", expected, found, advice)
+    return wrong(owner, f"columns[{name!r}]", expected, describe(columns.get(name)), advice)
 
 
 def _has_shape(column: Any, shape: tuple[int | None, ...]) -> bool:
@@ -200,30 +228,3 @@ def _has_shape(column: Any, shape: tuple[int | None, ...]) -> bool:
 
 def _is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-
-
-def _point_maps(plan: Plan) -> np.ndarray:
-    """Return `Axis.affine` of x and y, float64 ``(N, 2, 1, 2)``."""
-    maps = [np.stack(axis.affine(), 1) for axis in (plan.width, plan.height)]
-    return np.stack(maps, 2)[:, :, np.newaxis]
-
-
-def _move_boxes(
-    boxes: Tensor, shares: Tensor, movement: Movement, min_area: float
-) -> tuple[Tensor, Tensor]:
-    """Return boxes ``(N, K, 4)`` after a movement, and the shares ``(N, K)`` that are left of them.
-
-    Boxes of which nothing is left, or less than ``min_area``, are NaN.
-    """
-    low, high, extent = movement.boxes(boxes)
-    shown_low, shown_high = (torch.minimum(edge.clamp(min=0), extent) for edge in (low, high))
-    area = (shown_high - shown_low).prod(2)
-    shares = shares * area / (high - low).prod(2)
-    gone = ~(area > 0) | (shares < min_area)
-    shown = torch.cat([shown_low, shown_high], 2)
-    return shown.masked_fill(gone[..., None], torch.nan), shares
-
-
-def _edge_maps(plan: Plan) -> np.ndarray:
-    """Return `Axis.edge_map` of x and y, float64 ``(5, N, 1, 2)``."""
-    return np.stack([plan.width.edge_map(), plan.height.edge_map()], 2)[:, :, np.newaxis]

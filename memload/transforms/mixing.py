@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from memload.transforms.arguments import describe, integer, is_finite, wrong
+from memload.transforms.batch import Batch
 from memload.transforms.boxes import each_box, edges_of
-from memload.transforms.draws import Draws
-from memload.transforms.following import Followers, TensorsByName
+from memload.transforms.draws import Drawn, Draws
+from memload.transforms.following import TensorsByName
 from memload.transforms.geometry import HAS_TRITON
-from memload.transforms.options import Mixing, MixingPlan, Mixture
-from memload.transforms.sub_batches import parts, put_some, take_some
 from memload.transforms.transform import Transform
-from memload.upload import Parameters, upload
 from memload.wording import listed
 
+#: What is drawn for samples that are not mixed, by name; see `MixUp.draw`.
+NOTHING = {"factor": 1, "boxes": 0, "kept": 1}
 
-class MixUp(Mixing, Transform):
+
+class MixUp(Transform):
     """Mix each image and label with those before it in the batch, like torchvision's ``v2.MixUp``.
 
     Each sample keeps a share of its own, drawn from Beta(``alpha``, ``alpha``). The partner is the
@@ -37,7 +38,7 @@ class MixUp(Mixing, Transform):
     >>> images, columns = MixUp(alpha=0.2, num_classes=1000)(images, {"label": labels})
     """
 
-    _cuts_masks = False
+    kind = "mixing"
 
     def __init__(
         self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default"
@@ -60,61 +61,53 @@ class MixUp(Mixing, Transform):
         boxes: Sequence[str] | None = None,
         **other: Any,
     ) -> Transform:
-        """Return the transform with the number of classes filled in, and with these masks.
+        """Return the transform with the number of classes filled in.
 
-        Raises ValueError for masks and boxes that it cannot mix.
+        Raises ValueError for masks and boxes, which it cannot mix.
         """
         name = type(self).__name__
-        for argument, names in (("masks", () if self._cuts_masks else masks), ("boxes", boxes)):
+        for argument, names in (("masks", masks), ("boxes", boxes)):
             if names:
-                hint = " CutMix cuts masks." if argument == "masks" else ""
                 raise ValueError(
                     f"{name} cannot mix {argument}, such as those in {names[0]!r}. Leave {name} "
-                    f"out or, in a Loader, the {argument} with columns=….{hint}"
+                    f"out or, in a Loader, the {argument} with columns=…."
                 )
         bound = copy.copy(self)
         if self.num_classes is None:
             bound.num_classes = num_classes
-        bound._followers = Followers.of({"masks": masks})
         return bound
 
-    def check(self, images: Tensor) -> None:
-        """See `Mixing.check`."""
+    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
+        """See `Transform.draw`.
+
+        "factor" is the share of the image that is kept, and "kept" that of the label, float32
+        ``(N,)``. Within "boxes", int32 ``(N, 4)``, the image before is shown; see
+        `boxes.edges_of`.
+        """
         if not images.is_floating_point():
             advice = "Put ToDtype or Normalize before it."
             raise wrong(self, "images", "floating", images.dtype, advice)
+        kept = _beta(draws.uniform(1)[0], self.alpha).astype(np.float32)
+        return {"factor": kept, "boxes": np.zeros((len(kept), 4), np.int32), "kept": kept}
 
-    def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
-        """See `Mixing.unmixed`."""
-        if "label" in columns:
-            return columns | {"label": self._class_shares(columns["label"], count)}
-        if self._followers.masks:  # the labels of pixels
-            return columns
-        raise ValueError(
-            f"{type(self).__name__}: there is no column 'label' to mix. The columns given are: "
-            f"{listed(columns) or 'none'}. Give labels by this name, in a Loader by columns=…, or "
-            "leave MixUp and CutMix out, in a recipe by mix=False."
+    def apply(self, batch: Batch, drawn: Drawn) -> Batch:
+        """See `Transform.apply`."""
+        images, columns = batch.images, self.unmixed(batch.columns, len(batch.images))
+        shares = mix(columns["label"][:, :, None, None], drawn, "kept", None)[:, :, 0, 0]
+        factor = "factor" if images.is_floating_point() else None
+        return batch._replace(
+            images=mix(images, drawn, factor, "boxes"), columns=columns | {"label": shares}
         )
 
-    def mixed(
-        self, images: Tensor, columns: TensorsByName, plan: MixingPlan, first_in_plan: int
-    ) -> tuple[Tensor, TensorsByName]:
-        """See `Mixing.mixed`."""
-        masks = {
-            name: mix(columns[name][:, None], None, plan.boxes, first_in_plan)[:, 0]
-            for name in self._followers.masks
-        }
-        columns = columns | masks
-        if "label" in columns:
-            shares = columns["label"][:, None, None]
-            columns["label"] = mix(shares, plan.kept, None, first_in_plan)[:, 0, 0]
-        factor = plan.factor if images.is_floating_point() else None
-        return mix(images, factor, plan.boxes, first_in_plan), columns
-
-    def mixtures(self, draws: Draws, images: Tensor) -> list[Mixture]:
-        """See `Mixing.mixtures`."""
-        kept = _beta(draws.uniform(1)[0], self.alpha).astype(np.float32)
-        return [Mixture(kept, np.zeros((len(kept), 4), np.int32), kept)]
+    def unmixed(self, columns: TensorsByName, count: int) -> TensorsByName:
+        """Return the columns of ``count`` samples with labels as shares, which can be mixed."""
+        if "label" not in columns:
+            raise ValueError(
+                f"{type(self).__name__}: there is no column 'label' to mix. The columns given are: "
+                f"{listed(columns) or 'none'}. Give labels by this name, in a Loader by columns=…, "
+                "or leave MixUp and CutMix out, in a recipe by mix=False."
+            )
+        return columns | {"label": self._class_shares(columns["label"], count)}
 
     def _class_shares(self, labels: Tensor, count: int) -> Tensor:
         """Return the share of every class, float32 ``(N, num_classes)``."""
@@ -148,25 +141,19 @@ class CutMix(MixUp):
 
     The share of the area that is kept is drawn from Beta(``alpha``, ``alpha``), and the labels are
     mixed by what is left of the image. Images ``(N, C, H, W)`` may be uint8. For arguments, labels
-    and partners see `MixUp`. Masks that a `Compose` names are cut in the same way, and then there
-    need not be labels. Boxes cannot be cut and are refused. (Yun et al.,
+    and partners see `MixUp`. Masks and boxes cannot be cut and are refused. (Yun et al.,
     https://arxiv.org/abs/1905.04899)
 
     >>> images, columns = CutMix(num_classes=1000)(images, {"label": labels})
     """
-
-    _cuts_masks = True
 
     def __init__(  # its own, so that Python's errors name CutMix
         self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default"
     ) -> None:
         super().__init__(alpha=alpha, num_classes=num_classes, labels_getter=labels_getter)
 
-    def check(self, images: Tensor) -> None:
-        """See `Mixing.check`. All images can be cut."""
-
-    def mixtures(self, draws: Draws, images: Tensor) -> list[Mixture]:
-        """See `Mixing.mixtures`."""
+    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
+        """See `MixUp.draw`."""
         uniform = draws.uniform(3)
         kept = _beta(uniform[0], self.alpha)
         extents = np.array(images.shape[-2:])[:, np.newaxis]
@@ -174,44 +161,31 @@ class CutMix(MixUp):
         half = (0.5 * np.sqrt(1 - kept) * extents).astype(np.int64)
         start, end = np.maximum(centre - half, 0), np.minimum(centre + half, extents)
         left_over = (1 - (end - start).prod(0) / extents.prod()).astype(np.float32)
-        return [Mixture(np.ones_like(left_over), edges_of(start, end), left_over)]
+        return {
+            "factor": np.ones_like(left_over), "boxes": edges_of(start, end), "kept": left_over
+        }  # fmt: skip
 
 
-def mix(
-    images: Tensor, factor: Parameters | None, boxes: Parameters | None, first_in_plan: int = 0
-) -> Tensor:
+def mix(images: Tensor, drawn: Drawn, factor: str | None, boxes: str | None) -> Tensor:
     """Return images ``(N, C, H, W)`` mixed with the one before; the first with the last.
 
-    They are a plan's samples from ``first_in_plan`` on. ``factor``, float32 ``(any,)``, is the
-    share of an image that is kept; with 1, its bits stay. Only floats can have factors. They are
-    mixed in float32, or in float64 if they are that. ``boxes``, int32 ``(any, 4)``, are edges; see
-    `boxes.edges_of`. Within the box of a sample, the image before it is shown instead. The result
-    has the layout of the images.
+    ``factor`` and ``boxes`` are names of what was drawn; see `MixUp.draw`. With a factor of 1, the
+    bits of an image stay. Only floats can have factors. They are mixed in float32. The result has
+    the layout of the images.
     """
     if images.is_cuda and HAS_TRITON:
-        from memload.transforms import painting_kernel
+        from memload.transforms.kernels import painting
 
-        return painting_kernel.mix(images, factor, boxes, first_in_plan)
-    mixed, samples = images.clone(), slice(first_in_plan, first_in_plan + len(images))
-    if factor is not None:
-        _blend(mixed, images, factor.array[samples])
-    if boxes is not None:
-        for index, rows, columns in each_box(boxes.array[samples]):
-            mixed[index, :, rows, columns] = images[index - 1, :, rows, columns]
+        return painting.mix(
+            images, drawn[factor] if factor else None, drawn[boxes] if boxes else None
+        )
+    mixed = images.clone()
+    for index, share in enumerate(drawn.array(factor).tolist() if factor else ()):
+        if share != 1:
+            torch.lerp(images[index - 1], images[index], share, out=mixed[index])
+    for index, rows, columns in each_box(drawn.array(boxes)) if boxes else ():
+        mixed[index, :, rows, columns] = images[index - 1, :, rows, columns]
     return mixed
-
-
-def _blend(mixed: Tensor, images: Tensor, factor: np.ndarray) -> None:
-    """Write images that are blended with the one before to ``mixed``, where the factor is not 1."""
-    blended = np.flatnonzero(factor != 1)
-    # Four times an image, in float32 at least: both of them, and each times its share.
-    bytes_of_one = 4 * max(4, images.element_size()) * images.shape[1:].numel()
-    for part in parts(images[: len(blended)], bytes_of_one):
-        places = blended[part]
-        own, before = (take_some(images, at) for at in (places, (places - 1) % len(images)))
-        share = upload(factor[places], images.device)[:, None, None, None]
-        new = (own * share).add_(before * (1 - share)).to(images.dtype)
-        put_some(mixed, places, new)
 
 
 def _beta(drawn: np.ndarray, alpha: float) -> np.ndarray:

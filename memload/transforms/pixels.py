@@ -12,6 +12,7 @@ from memload.storage.index import Index
 from memload.transforms.arguments import not_inplace, numbers, wrong
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import Plan
+from memload.transforms.passes import CropPass
 from memload.transforms.transform import Transform
 
 #: ImageNet's means and standard deviations for pixels from 0 to 1, as in torchvision.
@@ -46,7 +47,7 @@ class Normalize(Transform):
     >>> validation = memload.Loader("val.bin", 256, transform=Normalize("train.bin"))
     """
 
-    fuses_as = "pixels"
+    pass_type, kind = CropPass, "pixels"
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class ToDtype(Transform):
     torch.bfloat16
     """
 
-    fuses_as = "pixels"
+    pass_type, kind = CropPass, "pixels"
 
     def __init__(self, dtype: torch.dtype, scale: bool = False) -> None:
         if dtype not in (torch.float32, torch.float16, torch.bfloat16):

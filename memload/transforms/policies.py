@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from memload.transforms.operations_plan import INDEX_OF, MOVES, OPERATIONS, is_one_of
+from memload.transforms.operation_step import INDEX_OF, MOVES, OPERATIONS, is_one_of
 
 #: How many operations TrivialAugment and torchvision's RandAugment choose from: the first, which
 #: does nothing, and those up to "Equalize". timm's RandAugment has those from the second on.

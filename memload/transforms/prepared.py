@@ -1,7 +1,6 @@
 """A list of steps, ready to be applied to parts of a chunk of samples."""
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,16 +10,16 @@ import torch
 from torch import Tensor
 
 from memload.transforms.arguments import describe, integer, wrong
-from memload.transforms.batch import Batch
-from memload.transforms.draws import Draws
+from memload.transforms.batch import Batch, in_layout
+from memload.transforms.draws import Drawn, Draws
 from memload.transforms.following import Followers, TensorsByName
-from memload.transforms.fused import PlannedSteps
-from memload.transforms.options import Options, Steps, apply_options
 
-#: Plans are made for this many samples at once. RandomResizedCrop and TrivialAugmentWide then take
-#: 75 µs of the host's time for each 256 samples. In plans of 2,048 they take 1.7 times as long, and
-#: of 512 four times.
-_SAMPLES_PER_PLAN = 8192
+#: (position, step) as `passes.group` returns them.
+Steps = Sequence[tuple[int, Any]]
+#: Numbers are drawn for this many samples at once. RandomResizedCrop and TrivialAugmentWide then
+#: take 75 µs of the host's time for each 256 samples. With 2,048 they take 1.7 times as long, and
+#: with 512 four times.
+_SAMPLES_AT_ONCE = 8192
 _DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -43,12 +42,11 @@ class Prepared:
     """Lists of steps for a chunk of samples. Each call transforms a part of them.
 
     ``name`` is the transform that the user called, for messages. ``steps_of_views`` has a list for
-    each view, of (position, step) as `group` returns them. For ``followers`` and ``memory_format``
-    see `Compose`. Positions of steps inside of another transform begin with ``inside_of``.
+    each view. For ``followers`` and ``memory_format`` see `Compose`.
 
-    Random numbers are drawn at the first call that needs them. `PlannedSteps` are planned for 8,192
-    samples or more at a time, which takes less of the host's time. Several threads may call it; on
-    CUDA, all with the same stream.
+    Random numbers are drawn at the first call that needs them, for 8,192 samples or more at a time,
+    which takes less of the host's time. Several threads may call it; on CUDA, all with the same
+    stream.
     """
 
     def __init__(
@@ -61,22 +59,20 @@ class Prepared:
         *,
         followers: Followers = Followers(),  # noqa: B008  # it is frozen
         memory_format: torch.memory_format = torch.channels_last,
-        inside_of: str = "",
     ) -> None:
         numbers = samples.cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise wrong(name, "samples", "integers (N,)", f"{numbers.dtype} {numbers.shape}")
         self._name, self._steps_of_views = name, steps_of_views
         self._followers, self._memory_format = followers, memory_format
-        self._samples = numbers.astype(np.int64)
-        self._seed = integer(name, "seed", seed)
-        self._epoch = integer(name, "epoch", epoch)
-        self._inside_of = inside_of
-        #: By position and view: shape and dtype of the images, first sample, stop, plan.
-        self._plans: dict[tuple[int, int], tuple[Any, int, int, Any]] = {}
-        self._planning = threading.Lock()
+        seed, epoch = integer(name, "seed", seed), integer(name, "epoch", epoch)
+        self._draws = Draws(numbers.astype(np.int64), seed, epoch)
+        #: By position and view: shape, dtype and device of the images, first sample, stop, drawn.
+        self._drawn: dict[tuple[int, int], tuple[Any, int, int, Drawn]] = {}
+        self._drawing = threading.Lock()
 
     @not_compiled
+    @np.errstate(all="ignore")  # a weight of 0 is no error, whatever the user's ``np.seterr`` says
     def __call__(
         self,
         images: Tensor,
@@ -89,12 +85,15 @@ class Prepared:
         ``start`` and ``stop`` are at least 0.
         """
         given = {} if columns is None else columns
-        checked = self._check(images, given, len(self._samples[start:stop]))
-        batch = Batch.of(images, checked, self._followers)
-        views = [
-            self._run(steps, batch, start, view).laid_out(self._memory_format)
-            for view, steps in enumerate(self._steps_of_views)
-        ]
+        checked = self._check(images, given, len(self._draws.samples[start:stop]))
+        views = []
+        for view, steps in enumerate(self._steps_of_views):
+            batch = Batch(images, checked, self._followers, self._memory_format)
+            if len(self._steps_of_views) > 1 and steps and not is_transform(steps[0][1]):
+                # A function may change them in place, but the next view must not see that.
+                batch = batch.with_images(images.clone())
+            batch = run(steps, batch, functools.partial(self._drawn_for, start, view))
+            views.append(batch.with_images(in_layout(batch.images, self._memory_format)))
         if len(views) == 1:
             return views[0].images if columns is None else (views[0].images, views[0].columns)
         all_images = tuple(view.images for view in views)
@@ -110,8 +109,7 @@ class Prepared:
             raise wrong(self._name, "images", "a tensor (N, C, H, W)", describe(images), advice)
         shape = tuple(images.shape)
         # A callable of the user's that comes first may take any dtype and layout.
-        first_steps = [steps[0][1] for steps in self._steps_of_views if steps]
-        is_ours = all(isinstance(step, PlannedSteps) or _is_transform(step) for step in first_steps)
+        is_ours = all(is_transform(steps[0][1]) for steps in self._steps_of_views if steps)
         if is_ours and images.dtype not in _DTYPES:
             advice = "Begin the list with a function that makes floats of them."
             raise wrong(self._name, "images", "uint8 or floating", images.dtype, advice)
@@ -120,124 +118,81 @@ class Prepared:
             advice = "Write images.permute(0, 3, 1, 2)."
             raise wrong(self._name, "images", "(N, C, H, W)", f"{shape}, channels last", advice)
         if shape[0] != count:
-            raise wrong(
-                self._name, "the number of images", f"{count}, one for each sample", shape[0]
-            )
+            expected = f"{count}, one for each sample"
+            raise wrong(self._name, "the number of images", expected, shape[0])
         if not isinstance(columns, Mapping):
             advice = "Write {'label': labels}."
             raise wrong(self._name, "columns", "tensors by name", describe(columns), advice)
-        checked = dict(columns)
         for key, column in columns.items():
             if not isinstance(column, Tensor) or column.shape[:1] != (count,):
                 expected = f"a tensor ({count}, …)"
                 raise wrong(self._name, f"columns[{key!r}]", expected, describe(column))
-        if self._followers:
-            checked |= self._followers.check(self._name, columns, count)
-            if is_ours:
-                self._followers.check_sizes(self._name, columns, images)
-        return checked
+        at_once = images if is_ours else None
+        return {**columns, **self._followers.check(self._name, columns, at_once, count)}
 
-    def _run(self, steps: Steps, batch: Batch, start: int, view: int) -> Batch:
-        """Return a batch, whose first sample is ``start``, after the steps of a view."""
-        given = batch.images
-        for position, step in steps:
-            if isinstance(step, PlannedSteps):
-                batch = self._run_planned(step, position, batch, start, view)
-            elif _is_transform(step):
-                samples = self._samples[start : start + given.shape[0]]
-                batch = self._transform(step, batch, self._draws(samples, position, view))
-            else:
-                images = batch.images
-                if images is given and len(self._steps_of_views) > 1:
-                    # A function may change them in place, but the next view must not see that.
-                    images = images.clone()
-                batch = self._checked(step, step(images), batch.columns, batch)
-        return batch
-
-    def _run_planned(
-        self, step: PlannedSteps, position: int, batch: Batch, start: int, view: int
-    ) -> Batch:
-        """Return a batch after steps that are planned."""
-        plan, first_in_plan = self._plan(step, position, batch.images, start, view)
-        if self._followers and step.moves_pixels:
-            movement = step.movement(plan, first_in_plan, batch.images.shape[0])
-            batch = batch.moved(self._followers, movement)
-        images, columns = step.run(batch.images, batch.columns, plan, first_in_plan)
-        return batch._replace(images=images, columns=columns)
-
-    def _plan(
-        self, step: PlannedSteps, position: int, images: Tensor, start: int, view: int
-    ) -> tuple[Any, int]:
-        """Return a plan that covers these images, and which of its samples is their first."""
-        shape_and_dtype = images.shape[1:], images.dtype
+    def _drawn_for(self, start: int, view: int, position: int, step: Any, images: Tensor) -> Drawn:
+        """Return what a step draws for these images, of which the first is sample ``start``."""
+        like = images.shape[1:], images.dtype, images.device
         stop = start + images.shape[0]  # len() of a tensor takes 1.5 µs
-        with self._planning:
-            if (position, view) in self._plans:
-                planned_for, plan_start, plan_stop, plan = self._plans[position, view]
-                if plan_start <= start and stop <= plan_stop and planned_for == shape_and_dtype:
-                    return plan, start - plan_start
-            samples = self._samples[start : max(stop, start + _SAMPLES_PER_PLAN)]
-            draws = functools.partial(self._draws, samples, view=view)
-            plan = step.plan(images, len(samples), draws, self._memory_format)
-            self._plans[position, view] = shape_and_dtype, start, start + len(samples), plan
-            return plan, 0
-
-    def _draws(self, samples: np.ndarray, position: int, view: int) -> Draws:
-        """Return the random numbers of the step at a position."""
-        where = f"{self._inside_of}{position}" if self._inside_of else position
-        return Draws(samples, self._seed, self._epoch, where, view)
-
-    def _transform(self, step: Any, batch: Batch, draws: Draws) -> Batch:
-        """Return a batch after a `Transform` that is done by itself."""
-        if isinstance(step, Options):
-            return apply_options(step, batch, draws, self._inside)
-        if self._followers and inspect.ismethod(getattr(step, "movement", None)):
-            batch = batch.moved(self._followers, step.movement(batch.images, draws))
-        result = step.apply(batch.images, batch.columns, draws)
-        if not isinstance(result, tuple) or len(result) != 2:
-            returned = f"what {_name(step)} returns"
-            raise wrong(self._name, returned, "(images, columns)", describe(result))
-        return self._checked(step, *result, batch)
-
-    def _inside(self, steps: Steps, batch: Batch, draws: Draws, inside_of: str) -> Batch:
-        """Return a batch after steps inside of a transform, whose random numbers are ``draws``."""
-        prepared = Prepared(
-            self._name,
-            [steps],
-            draws.samples,
-            self._seed,
-            self._epoch,
-            followers=self._followers,
-            memory_format=self._memory_format,
-            inside_of=inside_of,
-        )
-        return prepared._run(steps, batch, 0, draws.view)
-
-    def _checked(self, step: Any, images: Any, columns: TensorsByName, before: Batch) -> Batch:
-        """Return the batch of images and columns that a step returned, once they are checked."""
-        returned, count = f"what {_name(step)} returns", before.images.shape[0]
-        for lost in self._followers.missing(columns):
-            expected = f"images and columns with {lost}"
-            raise wrong(self._name, returned, expected, ", ".join(columns) or "no columns")
-        is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.shape[0] == count
-        if not is_batch or images.dtype not in _DTYPES:
-            expected = f"uint8 or floating images ({count}, C, H, W)"
-            raise wrong(self._name, returned, expected, describe(images))
-        if self._followers:
-            after = f" after {_name(step)}"
-            columns = {**columns, **self._followers.check(self._name, columns, count, after)}
-            self._followers.check_sizes(self._name, columns, images, after)
-        return before.after(images, columns)
+        with self._drawing:
+            known = self._drawn.get((position, view))
+            if known is None or not (known[0] == like and known[1] <= start and stop <= known[2]):
+                samples = slice(start, max(stop, start + _SAMPLES_AT_ONCE))
+                draws = Draws(
+                    self._draws.samples[samples],
+                    self._draws.seed,
+                    self._draws.epoch,
+                    position,
+                    view,
+                )
+                drawn = Drawn(step.draw(draws, images), images.device)
+                known = like, start, start + len(draws), drawn
+                self._drawn[position, view] = known
+            return known[3].part(start - known[1], images.shape[0])
 
 
-def _name(step: Any) -> str:
-    """Return the name of a step for messages."""
-    return getattr(step, "__name__", type(step).__name__)
+def run(steps: Steps, batch: Batch, drawn_for: Callable[[int, Any, Tensor], Drawn]) -> Batch:
+    """Return a batch after steps.
+
+    ``drawn_for(position, step, images)`` returns what a step draws for these images.
+    """
+    for position, step in steps:
+        if not is_transform(step):
+            result: Any = batch.with_images(step(batch.images))
+            batch = _checked(step, result, batch)
+        else:
+            result = step.apply(batch, drawn_for(position, step, batch.images))
+            is_ours = type(step).__module__.startswith("memload.")
+            batch = result if is_ours else _checked(step, result, batch)
+    return batch
 
 
-def _is_transform(step: Any) -> bool:
-    """Return whether a step is a `Transform`, which this module must not import."""
-    return hasattr(step, "fuses_as")
+def run_once(steps: Steps, batch: Batch, draws: Draws) -> Batch:
+    """Return a batch after steps of a list inside of another transform; see `Draws.inside`."""
+    return run(
+        steps,
+        batch,
+        lambda position, step, images: Drawn(step.draw(draws.of(position), images), images.device),
+    )
+
+
+def is_transform(step: Any) -> bool:
+    """Return whether a step has the verbs of a `Transform`. Others are functions of images."""
+    return hasattr(step, "draw")
+
+
+def _checked(step: Any, result: Any, before: Batch) -> Batch:
+    """Return the batch that a step of the user's returned, once it is checked."""
+    owner, count = getattr(step, "__name__", type(step).__name__), before.images.shape[0]
+    if not isinstance(result, Batch):
+        raise wrong(owner, "what apply returns", "a Batch", describe(result))
+    images: Any = result.images
+    is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.shape[0] == count
+    if not is_batch or images.dtype not in _DTYPES:
+        expected = f"uint8 or floating images ({count}, C, H, W)"
+        raise wrong(owner, "what it returns", expected, describe(images))
+    checked = result.followers.check(owner, result.columns, images, count)
+    return result._replace(columns={**result.columns, **checked})
 
 
 def _merge(views: list[TensorsByName]) -> dict[str, Any]:

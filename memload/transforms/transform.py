@@ -11,9 +11,10 @@ from torch.utils.data import get_worker_info
 
 from memload import ranks
 from memload.transforms.arguments import shown
-from memload.transforms.draws import Draws
-from memload.transforms.following import Followers, TensorsByName
-from memload.transforms.fused import Fused, Fusion, PlannedSteps, group
+from memload.transforms.batch import Batch
+from memload.transforms.draws import Drawn, Draws
+from memload.transforms.following import Followers
+from memload.transforms.passes import Pass, group
 from memload.transforms.prepared import Prepared, not_compiled
 
 
@@ -31,39 +32,33 @@ class Transform:
     changed. Objects can be pickled; with ``samples``, several threads can use one.
 
     What moves pixels, such as a crop, also moves masks, points and boxes: the columns that a
-    `Compose` names, or in a Loader those of the data set. All other transforms leave them alone,
-    but for CutMix, which cuts masks.
+    `Compose` names, or in a Loader those of the data set. All other transforms leave them alone.
 
-    Subclasses define `apply`, and take what is random from its ``draws``: ``draws.uniform(count)``
-    is float64 ``(count, N)``, at least 0 and below 1. One that moves pixels has to move the masks,
-    points and boxes in ``columns`` by itself, or has a method ``movement(images, draws)``, which
-    returns a `following.Movement`.
+    A subclass has two verbs. `draw` makes the random numbers on the host, for thousands of samples
+    at once. `apply` changes a batch by them.
 
     >>> class Invert(Transform):
     ...     def __init__(self, p=0.5):
     ...         self.p = p
-    ...     def apply(self, images, columns, draws):
-    ...         chosen = torch.from_numpy(draws.uniform(1)[0] < self.p).to(images.device)
-    ...         return torch.where(chosen[:, None, None, None], 255 - images, images), columns
+    ...     def draw(self, draws, images):
+    ...         return {"chosen": draws.uniform(1)[0] < self.p}
+    ...     def apply(self, batch, drawn):
+    ...         chosen = drawn["chosen"][:, None, None, None]
+    ...         return batch.with_images(torch.where(chosen, 255 - batch.images, batch.images))
     >>> images = Invert()(images, samples=samples, seed=0, epoch=3)
 
     Wrong arguments raise TypeError or ValueError, which name the transform and the argument.
     """
 
-    #: How it is planned with its neighbours in a list. Unless it is "no", the class defines
-    #: something else than `apply`: for "operations" see `operations_transform.OperationsTransform`,
-    #: for "painting" `erasing.PaintingTransform`, and for "mixing" `options.Mixing`; for others
-    #: ``add_to(plan, draws)``, which adds the transform to a `geometry.Plan`.
-    fuses_as: Fusion = "no"
+    #: What does it together with its neighbours in a list, and as what. None: it is done by itself.
+    pass_type: type[Pass] | None = None
+    kind: str = ""
+    #: Whether it, or one of its steps, moves pixels, so that masks and others have to follow.
+    moves_pixels: bool = False
     #: The columns that move with the images; a `Compose` has its own.
     _followers: Followers = Followers()
     #: How many samples were transformed without ``samples``.
     _samples_seen = 0
-
-    @property
-    def moves_pixels(self) -> bool:
-        """Whether it, or one of its steps, moves pixels, so that masks have to follow."""
-        return self.fuses_as in ("crop", "resize", "flip") or hasattr(self, "movement")
 
     @not_compiled
     def __call__(
@@ -116,16 +111,29 @@ class Transform:
         bound._followers = Followers.of({"points": points, "masks": masks, "boxes": boxes})
         return bound
 
-    def planned(self, position: int) -> PlannedSteps:
-        """Return the transform, at a position of a list, for neighbours to join."""
-        return Fused([(position, self)])
+    def draw(self, draws: Draws, images: Tensor) -> Mapping[str, Any]:
+        """Return the random numbers of many samples: NumPy arrays ``(N, …)`` by name.
 
-    def apply(
-        self, images: Tensor, columns: TensorsByName, draws: Draws
-    ) -> tuple[Tensor, TensorsByName]:
-        """Return (images, columns) in new memory."""
+        Args:
+            draws: The random numbers of N samples, 8,192 or more at once; ``len(draws)`` is N.
+                ``draws.uniform(count)`` is float64 ``(count, N)``, at least 0 and below 1.
+            images: Images like those of these samples. Only the shape ``(any, C, H, W)``, the dtype
+                and the device matter.
+        """
+        return {}
+
+    def apply(self, batch: Batch, drawn: Drawn) -> Batch:
+        """Return what becomes of a batch, in new memory.
+
+        Args:
+            batch: Some of the samples. ``batch.images`` are ``(n, C, H, W)``, and
+                ``batch.columns`` tensors ``(n, …)`` by name. ``batch.with_images(images)`` is the
+                batch with other images, and `Batch.follow` moves masks, points and boxes.
+            drawn: What `draw` returned for these samples. ``drawn["name"]`` is a tensor ``(n, …)``
+                on the device of the images, and ``drawn.array("name")`` a NumPy array.
+        """
         raise NotImplementedError(
-            f"{type(self).__name__} has no method apply(images, columns, draws). Define it."
+            f"{type(self).__name__} has no method apply(batch, drawn). Define it."
         )
 
     def __repr__(self) -> str:

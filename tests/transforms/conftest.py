@@ -3,21 +3,17 @@
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 
 @pytest.fixture
-def make_images() -> Callable[..., torch.Tensor]:
+def make_images():
     """A function that returns random uint8 images (N, C, H, W), in channels-last layout."""
 
-    def make(
-        count: int = 8, height: int = 20, width: int = 24, channels: int = 3, seed: int = 0
-    ) -> torch.Tensor:
+    def make(count=8, height=20, width=24, channels=3, seed=0):
         generator = torch.Generator().manual_seed(seed)
         shape = (count, height, width, channels)
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).permute(
@@ -28,11 +24,11 @@ def make_images() -> Callable[..., torch.Tensor]:
 
 
 #: They undo what they defined when they are dropped.
-_libraries: list[Any] = []
+_libraries = []
 
 
 @pytest.fixture(scope="session")
-def torchvision() -> Any:
+def torchvision():
     """torchvision, whose operations on tensors define the results."""
     with contextlib.suppress(ImportError, RuntimeError):
         return importlib.import_module("torchvision")
@@ -49,13 +45,13 @@ def torchvision() -> Any:
 
 
 @pytest.fixture(scope="session")
-def functional(torchvision: Any) -> Any:
+def functional(torchvision):
     """``torchvision.transforms.v2.functional``."""
     return importlib.import_module("torchvision.transforms.v2.functional")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def initialized() -> None:
+def initialized():
     """Initialize CUDA, which opens pipes and starts threads, before leaks are looked for."""
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")

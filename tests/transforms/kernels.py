@@ -6,7 +6,6 @@ Triton chooses between them when it is imported, so the interpreter has a proces
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ needs_device = pytest.mark.skipif(
 )
 
 
-def starts_the_interpreter(test: Callable[[], None]) -> Callable[[], None]:
+def starts_the_interpreter(test):
     """Mark a test that starts the interpreter. It takes a minute, or several on a busy machine."""
     is_done_here = INTERPRETED or torch.cuda.is_available()
     return pytest.mark.timeout(600)(
@@ -26,7 +25,7 @@ def starts_the_interpreter(test: Callable[[], None]) -> Callable[[], None]:
     )
 
 
-def assert_passes_in_interpreter(file: str, count: int) -> None:
+def assert_passes_in_interpreter(file, count):
     """Run the tests of a file by the interpreter, and assert that so many pass."""
     command = f"{sys.executable} -m pytest -q --noconftest -p no:cacheprovider {file}".split()
     done = subprocess.run(

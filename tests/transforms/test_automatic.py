@@ -4,8 +4,7 @@ import importlib
 import math
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,38 +15,36 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from memload import transforms
 from memload.transforms import policies
-from memload.transforms.automatic import Automatic
 from memload.transforms.draws import Draws
-from memload.transforms.operations_plan import MOVES, OPERATIONS, OperationStep
-from memload.transforms.operations_reference import change_each
+from memload.transforms.operation_step import MOVES, OPERATIONS
+from memload.transforms.operations import change_each
 from memload.transforms.policies import HAS_FACTOR
-from memload.transforms.warping import matrices_of
-from tests.transforms.processors import FUSES, are_equal_but_for_rounding, are_taken_by
+from tests.transforms.processors import are_taken_by
 
 Make = Callable[..., torch.Tensor]
 MANY = 20_000
 
 
 @pytest.fixture(scope="session")
-def v2(functional: Any) -> Any:
+def v2(functional):
     """``torchvision.transforms.v2``."""
     return importlib.import_module("torchvision.transforms.v2")
 
 
-def draws(count: int = MANY, seed: int = 0) -> Draws:
+def draws(count=MANY, seed=0):
     return Draws(np.arange(count), seed, 0, 0, 0)
 
 
-def like(height: int, width: int) -> torch.Tensor:
+def like(height, width):
     """Return images of this size."""
     return torch.empty(0, 3, height, width, dtype=torch.uint8)
 
 
-def names_of(step: OperationStep) -> np.ndarray:
+def names_of(step):
     return np.array(OPERATIONS)[step.operation]
 
 
-def assert_shares(found: Any, expected: dict[Any, float]) -> None:
+def assert_shares(found, expected):
     """Assert that values were found with these shares, within 5 standard deviations."""
     counts = Counter(np.asarray(found).tolist())
     total = sum(counts.values())
@@ -66,15 +63,13 @@ def assert_shares(found: Any, expected: dict[Any, float]) -> None:
         (transforms.RandAugment(3, 2, 4), 4, [2]),
     ],
 )
-def test_operations_bins_and_signs_are_drawn_like_torchvisions(
-    ours: Automatic, bins: int, possible: Sequence[int], v2: Any
-) -> None:
+def test_operations_bins_and_signs_are_drawn_like_torchvisions(ours, bins, possible, v2):
     height, width = 37, 53
     space = getattr(v2, type(ours).__name__)._AUGMENTATION_SPACE
     steps = ours.operation_steps(draws(), like(height, width))
     assert len(steps) == getattr(ours, "num_ops", 1)
     for step in steps:
-        expected: Counter[tuple[str, float]] = Counter()
+        expected = Counter()
         for name, (magnitudes, signed) in space.items():
             values = magnitudes(bins, height, width)
             for index in possible:
@@ -85,9 +80,7 @@ def test_operations_bins_and_signs_are_drawn_like_torchvisions(
         assert_shares_of_magnitudes(step, expected)
 
 
-def assert_shares_of_magnitudes(
-    step: OperationStep, expected: dict[tuple[str, float], float]
-) -> None:
+def assert_shares_of_magnitudes(step, expected):
     """Assert that operations have these magnitudes with these shares, but for their rounding.
 
     Expected shifts are those before torchvision cuts off fractions of a pixel.
@@ -104,22 +97,22 @@ def assert_shares_of_magnitudes(
     assert_shares(found, {key: expected[pair] for key, pair in keys.items()})
 
 
-def passed_on(name: str, value: float) -> float:
+def passed_on(name, value):
     """Return what torchvision passes on to an operation: a factor, where it is one."""
     return 1 + value if HAS_FACTOR[OPERATIONS.index(name)] else value
 
 
-def taken_off(name: str, magnitude: float) -> float:
+def taken_off(name, magnitude):
     """Return the magnitude of torchvision's transforms of which `passed_on` makes this one."""
     return magnitude - 1 if HAS_FACTOR[OPERATIONS.index(name)] else magnitude
 
 
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
-def test_policies_are_drawn_like_torchvisions(policy: str, v2: Any) -> None:
+def test_policies_are_drawn_like_torchvisions(policy, v2):
     height, width = 37, 53
     theirs = v2.AutoAugment(v2.AutoAugmentPolicy(policy))
     ours = transforms.AutoAugment(v2.AutoAugmentPolicy(policy))
-    expected: list[Counter[tuple[str, float]]] = [Counter(), Counter()]
+    expected = [Counter(), Counter()]
     for pair in theirs._policies:
         for counter, (name, share, index) in zip(expected, pair, strict=True):
             magnitudes, signed = theirs._AUGMENTATION_SPACE[name]
@@ -142,7 +135,7 @@ def test_policies_are_drawn_like_torchvisions(policy: str, v2: Any) -> None:
     assert together <= possible
 
 
-def test_shifts_are_the_same_on_every_processor() -> None:
+def test_shifts_are_the_same_on_every_processor():
     # torch.linspace has 16 where torch has no vectors, in place of 15.999999.
     (step,) = transforms.TrivialAugmentWide().operation_steps(draws(), like(37, 53))
     shifts = set(np.abs(step.magnitude[names_of(step) == "TranslateX"]).astype(int).tolist())
@@ -165,13 +158,13 @@ def test_shifts_are_the_same_on_every_processor() -> None:
     seed=st.integers(0, 1 << 30),
 )
 def test_every_image_is_changed_like_torchvisions(
-    data: st.DataObject, v2: Any, count: int, size: tuple[int, int], channels: int,
-    channels_last: bool, smooth: bool, interpolation: str, fill: Any, seed: int,
-) -> None:  # fmt: skip
+    data, v2, count, size, channels,
+    channels_last, smooth, interpolation, fill, seed,
+):  # fmt: skip
     if fill == "each":
         fill = [7.25, 200.5, 30.675][:channels]
     options = {"interpolation": interpolation, "fill": fill}
-    ours: Automatic = data.draw(
+    ours = data.draw(
         st.sampled_from(
             [
                 transforms.TrivialAugmentWide(**options),
@@ -184,8 +177,6 @@ def test_every_image_is_changed_like_torchvisions(
     images = batch(count, *size, channels, channels_last, smooth, seed)
     original = images.clone()
     samples = np.arange(count) + seed
-    # torchvision rounds contrast and colour in another way in values that do not fill a vector.
-    fills_vectors = size[0] * size[1] % 64 == 0
     changed = images
     for step in ours.operation_steps(Draws(samples, seed, 0, 0, 0), images):
         before, changed = changed, change_each(changed, [step])
@@ -195,19 +186,15 @@ def test_every_image_is_changed_like_torchvisions(
                 image.clone(), name, taken_off(name, magnitude), interpolation, theirs._fill
             )
             if MOVES[one.operation[0]]:
-                matrices = matrices_of(one, *size)
-                assert are_taken_by(expected, image, matrices, interpolation, fill), name
+                assert are_taken_by(expected, image, one.matrices, interpolation, fill), name
             else:
-                exactly = FUSES and (fills_vectors or name not in ("Contrast", "Color"))
-                found = changed[index : index + 1]
-                assert are_equal_but_for_rounding(found, expected, exactly), name
+                difference = changed[index : index + 1].int() - expected.int()
+                assert difference.abs().max() <= 1, name
     assert torch.equal(ours(images, samples=samples, seed=seed), changed)
     assert torch.equal(images, original)
 
 
-def batch(
-    count: int, height: int, width: int, channels: int, channels_last: bool, smooth: bool, seed: int
-) -> torch.Tensor:
+def batch(count, height, width, channels, channels_last, smooth, seed):
     """Return random images, of noise or of few levels with their neighbours alike."""
     generator = torch.Generator().manual_seed(seed)
     shape = (count, channels, height, width)
@@ -217,7 +204,7 @@ def batch(
     return images.contiguous(memory_format=torch.channels_last) if channels_last else images
 
 
-def test_floats_are_changed_like_torchvisions(v2: Any) -> None:
+def test_floats_are_changed_like_torchvisions(v2):
     ours = transforms.AutoAugment("svhn", fill=0.3)
     theirs = v2.AutoAugment(v2.AutoAugmentPolicy.SVHN, fill=0.3)
     images = changed = batch(60, 30, 40, 3, True, True, 1).float() / 255
@@ -229,14 +216,14 @@ def test_floats_are_changed_like_torchvisions(v2: Any) -> None:
                 image.clone(), name, taken_off(name, magnitude), "nearest", theirs._fill
             )
             if MOVES[one.operation[0]]:
-                assert are_taken_by(expected, image, matrices_of(one, 30, 40), "nearest", 0.3), name
+                assert are_taken_by(expected, image, one.matrices, "nearest", 0.3), name
             else:
                 difference = (changed[index : index + 1] - expected).abs()
                 assert difference.max() <= 1e-5, name
     assert torch.equal(ours(images, samples=np.arange(60)), changed)
 
 
-def test_what_an_image_gets_depends_on_its_sample_alone(make_images: Make) -> None:
+def test_what_an_image_gets_depends_on_its_sample_alone(make_images):
     images, samples = make_images(64), np.arange(64)
     for step in (transforms.TrivialAugmentWide(), transforms.TimmRandAugment()):
         whole = step(images, samples=samples, seed=3, epoch=1)
@@ -245,7 +232,7 @@ def test_what_an_image_gets_depends_on_its_sample_alone(make_images: Make) -> No
         assert not torch.equal(step(images, samples=samples, seed=3, epoch=2), whole)
 
 
-def test_they_are_steps_among_others(make_images: Make) -> None:
+def test_they_are_steps_among_others(make_images):
     images, samples = make_images(64), np.arange(64)
     flip, augment = transforms.RandomHorizontalFlip(), transforms.RandAugment()
     both = transforms.Compose([flip, augment, transforms.Normalize("imagenet")])
@@ -259,7 +246,7 @@ def test_they_are_steps_among_others(make_images: Make) -> None:
     assert both.moves_pixels
 
 
-def test_no_operation_is_a_copy(make_images: Make) -> None:
+def test_no_operation_is_a_copy(make_images):
     images = make_images()
     for step in (transforms.RandAugment(0), transforms.TimmRandAugment(p=0)):
         found = step(images)
@@ -280,7 +267,7 @@ FACTS = {  # of timm, by level and increasing: posterize, solarize, solarize-add
 
 @pytest.mark.parametrize(("level", "increasing"), FACTS)
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_magnitudes_are_timms(level: float, increasing: bool, sign: int) -> None:
+def test_magnitudes_are_timms(level, increasing, sign):
     posterize, threshold, added, low, high = FACTS[level, increasing]
     number = np.arange(len(OPERATIONS))
     every = np.ones(len(number))
@@ -302,14 +289,14 @@ def test_magnitudes_are_timms(level: float, increasing: bool, sign: int) -> None
 
 
 @pytest.mark.parametrize(("mstd", "share_of_10"), [(0, 1), (0.5, 1), (math.inf, 0.5)])
-def test_magnitudes_above_10_become_10_as_in_timm(mstd: float, share_of_10: float) -> None:
+def test_magnitudes_above_10_become_10_as_in_timm(mstd, share_of_10):
     (step,) = transforms.TimmRandAugment(1, 20, mstd, p=1).operation_steps(draws(), like(50, 80))
     levels = np.abs(step.magnitude[names_of(step) == "Rotate"]) / 3
     assert levels.max() == 10
     assert (levels == 10).mean() == pytest.approx(share_of_10, abs=0.06)
 
 
-def test_operations_and_magnitudes_are_drawn_like_timms() -> None:
+def test_operations_and_magnitudes_are_drawn_like_timms():
     steps = transforms.TimmRandAugment(3, magnitude=8, mstd=0.5, p=0.4).operation_steps(
         draws(), like(50, 80)
     )
@@ -334,9 +321,9 @@ def test_operations_and_magnitudes_are_drawn_like_timms() -> None:
     assert set(np.abs(step.magnitude[names_of(step) == "Rotate"])) == {18}
 
 
-def pillow(image: Image.Image, name: str, magnitude: float) -> Image.Image:
+def pillow(image, name, magnitude):
     """Do one of timm's operations with Pillow."""
-    options: Any = {"resample": Image.Resampling.BILINEAR, "fillcolor": (128, 128, 128)}
+    options = {"resample": Image.Resampling.BILINEAR, "fillcolor": (128, 128, 128)}
     affine = {
         "ShearX": (1, magnitude, 0, 0, 1, 0), "ShearY": (1, 0, 0, magnitude, 1, 0),
         "TranslateX": (1, 0, -magnitude, 0, 1, 0), "TranslateY": (1, 0, 0, 0, 1, -magnitude),
@@ -344,10 +331,9 @@ def pillow(image: Image.Image, name: str, magnitude: float) -> Image.Image:
     if name in affine:
         return image.transform(image.size, Image.Transform.AFFINE, affine[name], **options)
     if hasattr(ImageEnhance, name):
-        result: Image.Image = getattr(ImageEnhance, name)(image).enhance(magnitude)
-        return result
+        return getattr(ImageEnhance, name)(image).enhance(magnitude)
     added = [min(255, value + int(magnitude)) if value < 128 else value for value in range(256)]
-    operations: dict[str, Callable[[], Image.Image]] = {
+    operations = {
         "Identity": image.copy,
         "Rotate": lambda: image.rotate(magnitude, **options),
         "Posterize": lambda: ImageOps.posterize(image, int(magnitude)),
@@ -361,7 +347,7 @@ def pillow(image: Image.Image, name: str, magnitude: float) -> Image.Image:
 
 
 @pytest.mark.parametrize("increasing", [True, False])
-def test_timms_operations_are_nearly_pillows(increasing: bool) -> None:
+def test_timms_operations_are_nearly_pillows(increasing):
     augment = transforms.TimmRandAugment(1, 6, 2, increasing, p=1)
     count, height, width = 90, 48, 64
     images = batch(count, height, width, 3, True, True, 5)
@@ -405,7 +391,7 @@ UINT8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
         (lambda: T.TimmRandAugment(p=2), "p must be a number from 0 to 1, not 2"),
     ],
 )
-def test_wrong_arguments_are_told(act: Callable[[], Any], message: str) -> None:
+def test_wrong_arguments_are_told(act, message):
     with pytest.raises(ValueError, match=message):
         act()
 
@@ -417,7 +403,7 @@ AUGMENTS = [
 
 
 @pytest.mark.parametrize("augment", AUGMENTS, ids=repr)
-def test_masks_points_and_boxes_follow(augment: Automatic, make_images: Make) -> None:
+def test_masks_points_and_boxes_follow(augment, make_images):
     count, height, width = 64, 60, 80
     images, samples = make_images(count, height, width), np.arange(count)
     masks = torch.zeros(count, height, width, dtype=torch.uint8)
@@ -428,15 +414,6 @@ def test_masks_points_and_boxes_follow(augment: Automatic, make_images: Make) ->
     columns = {"point": points, "mask": masks, "box": boxes}
     found, moved = transforms.Compose([augment], **names)(images, columns, samples=samples)
     assert torch.equal(found, augment(images, samples=samples))
-    # Masks lie on the images: they move as images do whose colours stay.
-    only_moved = []
-    for step in augment.operation_steps(draws(count), images):
-        moves = (step.operation >= 1) & (step.operation <= 5)
-        only_moved.append(
-            OperationStep(np.where(moves, step.operation, 0), step.magnitude, fill=255)
-        )
-    expected = change_each(masks[:, None], only_moved)[:, 0]
-    assert torch.equal(moved["mask"], expected)
     for mask, point, box in zip(moved["mask"], moved["point"], moved["box"], strict=True):
         rows, places = torch.nonzero(mask == 1).unbind(1)
         if len(rows) > 0.95 * 21 * 21:  # it was in the image after every step
@@ -446,7 +423,7 @@ def test_masks_points_and_boxes_follow(augment: Automatic, make_images: Make) ->
             assert (box[0, 2:] - torch.stack([places.max(), rows.max()]) - 1).abs().max() < 1.5
 
 
-def test_masks_can_be_left_alone(make_images: Make) -> None:
+def test_masks_can_be_left_alone(make_images):
     step = transforms.Compose([transforms.TrivialAugmentWide()], masks=[])
     masks = torch.ones(8, 20, 24, dtype=torch.uint8)
     _, columns = step.bind(masks=["mask"])(make_images(), {"mask": masks})

@@ -19,7 +19,7 @@ from memload import transforms
 Make = Callable[..., torch.Tensor]
 
 #: One of each kind, so that all that is random is in it; MixUp and CutMix depend on the batch.
-ALL: list[Callable[..., Any]] = [
+ALL = [
     transforms.RandomCrop(18, padding=2),
     transforms.RandomVerticalFlip(),
     transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
@@ -33,11 +33,11 @@ ALL: list[Callable[..., Any]] = [
 ]
 
 
-def with_points() -> transforms.Compose:
+def with_points():
     return transforms.Compose(ALL, points=("points",))
 
 
-def batch(samples: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def batch(samples):
     """Return images and points that are functions of the samples' numbers."""
     made = [np.random.default_rng(int(sample)) for sample in samples]
     images = np.stack([rng.integers(0, 256, (20, 24, 3), np.uint8) for rng in made])
@@ -49,9 +49,7 @@ def batch(samples: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 @given(
     st.lists(st.integers(0, 1 << 40), min_size=2, max_size=8), st.integers(0, 1 << 40), st.data()
 )
-def test_a_sample_is_the_same_in_any_batch(
-    samples: list[int], seed: int, data: st.DataObject
-) -> None:
+def test_a_sample_is_the_same_in_any_batch(samples, seed, data):
     whole, columns = with_points()(*batch(samples), samples=np.array(samples), seed=seed, epoch=2)
     order = np.array(data.draw(st.permutations(range(len(samples)))))
     cut = data.draw(st.integers(1, len(samples) - 1))
@@ -66,9 +64,7 @@ def test_a_sample_is_the_same_in_any_batch(
 
 @settings(deadline=None, max_examples=8)
 @given(st.integers(1, 3000), st.integers(0, 2), st.data())
-def test_a_prepared_chunk_gives_what_calls_give(
-    count: int, epoch: int, data: st.DataObject
-) -> None:
+def test_a_prepared_chunk_gives_what_calls_give(count, epoch, data):
     samples = np.random.default_rng(count).permutation(1 << 20)[:count]
     views = data.draw(st.integers(1, 2))
     compose = transforms.Compose(ALL, points=("points",), views=views)
@@ -86,12 +82,12 @@ def test_a_prepared_chunk_gives_what_calls_give(
             assert torch.equal(one, other)
 
 
-def tensors(found: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
+def tensors(found):
     images, points = found[0], found[1]["points"]
     return [*images, *points] if isinstance(images, tuple) else [images, points]
 
 
-def test_seed_epoch_position_and_view_each_change_what_is_drawn() -> None:
+def test_seed_epoch_position_and_view_each_change_what_is_drawn():
     (images, columns), numbers = batch(range(16)), np.arange(16)
     views = transforms.Compose(ALL, points=("points",), views=2)
     (first, second), moved = views(images, columns, samples=numbers)
@@ -109,7 +105,7 @@ def test_seed_epoch_position_and_view_each_change_what_is_drawn() -> None:
     assert torch.equal(first, with_points()(images, columns, samples=numbers)[0])
 
 
-def test_two_views_have_their_own_labels_and_share_what_is_the_same() -> None:
+def test_two_views_have_their_own_labels_and_share_what_is_the_same():
     (images, _), labels = batch(range(6)), torch.arange(6)
     mixing = transforms.Compose([transforms.CutMix(num_classes=6)], views=2)
     _, columns = mixing(images, {"label": labels, "other": labels})
@@ -117,9 +113,9 @@ def test_two_views_have_their_own_labels_and_share_what_is_the_same() -> None:
     assert columns["other"] is labels
 
 
-def test_no_global_generator_is_touched() -> None:
-    def states() -> list[Any]:
-        numpy: Any = np.random.get_state()
+def test_no_global_generator_is_touched():
+    def states():
+        numpy = np.random.get_state()
         return [torch.get_rng_state().tolist(), numpy[1].tolist(), random.getstate()]
 
     before = states()
@@ -127,8 +123,8 @@ def test_no_global_generator_is_touched() -> None:
     assert states() == before
 
 
-def test_threads_and_pickled_copies_make_the_same() -> None:
-    def part(compose: transforms.Compose, n: int) -> torch.Tensor:
+def test_threads_and_pickled_copies_make_the_same():
+    def part(compose, n):
         return compose(*batch(range(n, n + 4)), samples=np.arange(n, n + 4))[0]
 
     copied = pickle.loads(pickle.dumps(with_points()))
@@ -142,15 +138,15 @@ class Augmented(torch.utils.data.Dataset[Any]):
 
     transform = transforms.RandomCrop(1)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __getitem__(self, place: int) -> torch.Tensor:
+    def __getitem__(self, place):
         return self.transform(torch.arange(1 << 16).float().view(1, 1, 256, 256))[0]
 
 
-def test_without_samples_workers_of_a_dataloader_draw_each_their_own() -> None:
-    def two_epochs() -> list[float]:
+def test_without_samples_workers_of_a_dataloader_draw_each_their_own():
+    def two_epochs():
         torch.manual_seed(0)  # DataLoader derives the seeds of its workers from it
         loader = torch.utils.data.DataLoader(Augmented(), 1, num_workers=2)
         return [batch.item() for _ in range(2) for batch in loader]
@@ -160,7 +156,7 @@ def test_without_samples_workers_of_a_dataloader_draw_each_their_own() -> None:
     assert two_epochs() == found
 
 
-def test_without_samples_each_object_counts_its_own_and_copies_begin_again() -> None:
+def test_without_samples_each_object_counts_its_own_and_copies_begin_again():
     images, _ = batch(range(8))
     for step in (transforms.train(9), transforms.RandomResizedCrop(9)):
         first, second = step(images), step(images)
@@ -171,7 +167,7 @@ def test_without_samples_each_object_counts_its_own_and_copies_begin_again() -> 
             assert torch.equal(fresh(images), first)
 
 
-def test_a_function_that_comes_first_may_take_other_types_and_layouts(make_images: Make) -> None:
+def test_a_function_that_comes_first_may_take_other_types_and_layouts(make_images):
     images = make_images(4, 32, 40)
     expected = transforms.CenterCrop(20)(images)
     channels_last = images.permute(0, 2, 3, 1)
@@ -181,7 +177,7 @@ def test_a_function_that_comes_first_may_take_other_types_and_layouts(make_image
     assert torch.equal(narrow(images.int() * 257), expected)
 
 
-def test_gradients_flow_through_modules_in_the_list(make_images: Make) -> None:
+def test_gradients_flow_through_modules_in_the_list(make_images):
     layer = torch.nn.Conv2d(3, 3, 1)
     made = transforms.Compose(
         [transforms.ToDtype(torch.float32), layer, transforms.Normalize("imagenet")]
@@ -190,14 +186,14 @@ def test_gradients_flow_through_modules_in_the_list(make_images: Make) -> None:
     assert layer.weight.grad is not None
 
 
-def test_what_a_step_changes_in_place_the_next_view_does_not_see(make_images: Make) -> None:
+def test_what_a_step_changes_in_place_the_next_view_does_not_see(make_images):
     images = make_images(2)
     one, other = transforms.Compose([lambda given: given.add_(3)], views=2)(images)
     assert torch.equal(one, other)
     assert torch.equal(images, make_images(2))
 
 
-def test_columns_come_back_when_they_were_given() -> None:
+def test_columns_come_back_when_they_were_given():
     images, columns = batch(range(3))
     step = transforms.CenterCrop(4)
     assert isinstance(step(images), torch.Tensor)
@@ -208,12 +204,12 @@ def test_columns_come_back_when_they_were_given() -> None:
     assert points.dtype == torch.float32
 
 
-def passes_of(compose: transforms.Compose) -> list[str]:
+def passes_of(compose):
     """Return the first lines of all passes, and the arguments behind them."""
     return re.findall(r"^ {4}([^ )].*)", repr(compose), re.MULTILINE)
 
 
-def test_repr_shows_what_is_done_in_one_pass() -> None:
+def test_repr_shows_what_is_done_in_one_pass():
     assert repr(transforms.evaluate(224)) == (
         "Compose(\n"
         "    Fused(\n"
@@ -231,7 +227,7 @@ def test_repr_shows_what_is_done_in_one_pass() -> None:
     )
 
 
-def test_repr_tells_equal_views_once_and_rounds_floats() -> None:
+def test_repr_tells_equal_views_once_and_rounds_floats():
     crop, jitter = transforms.CenterCrop(4), transforms.ColorJitter(0.8, contrast=(1 / 3, 2))
     text = repr(transforms.Compose(views=[jitter, *[crop] * 3, jitter]))
     jittered = (
@@ -244,8 +240,8 @@ def test_repr_tells_equal_views_once_and_rounds_floats() -> None:
     ]  # fmt: skip
 
 
-def test_repr_has_functions_by_name() -> None:
-    def double(images: torch.Tensor) -> torch.Tensor:
+def test_repr_has_functions_by_name():
+    def double(images):
         return images * 2
 
     assert passes_of(transforms.Compose([double, transforms.CenterCrop(batch), abs])) == [
@@ -267,7 +263,7 @@ def test_repr_has_functions_by_name() -> None:
         (["flip", "foreign", "flip"], 3),
     ],
 )
-def test_what_can_be_fused_is_and_nothing_else(steps: list[str], passes: int) -> None:
+def test_what_can_be_fused_is_and_nothing_else(steps, passes):
     kinds = {
         "crop": transforms.CenterCrop(5), "resize": transforms.Resize(9),
         "flip": transforms.RandomHorizontalFlip(),
@@ -278,7 +274,7 @@ def test_what_can_be_fused_is_and_nothing_else(steps: list[str], passes: int) ->
     assert compose(batch([0])[0]).ndim == 4
 
 
-def test_lists_in_lists_are_one_list() -> None:
+def test_lists_in_lists_are_one_list():
     images, _ = batch(range(5))
     nested = transforms.Compose([transforms.Compose(ALL[:4]), *ALL[4:]])
     assert repr(nested) == repr(transforms.Compose(ALL))
@@ -286,15 +282,13 @@ def test_lists_in_lists_are_one_list() -> None:
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor, lambda numbers: numbers])
-def test_mean_and_std_are_a_number_or_one_for_each_channel_of_any_kind(
-    make: Any, make_images: Make
-) -> None:
+def test_mean_and_std_are_a_number_or_one_for_each_channel_of_any_kind(make, make_images):
     images, expected = make_images(), transforms.Normalize([0.25] * 3, [0.5] * 3)(make_images())
     assert torch.equal(transforms.Normalize(make(0.25), make([0.5] * 3))(images), expected)
     assert torch.equal(transforms.Normalize(make([0.25] * 3), make(0.5))(images), expected)
 
 
-def test_empty_batches_pass() -> None:
+def test_empty_batches_pass():
     images = torch.empty((0, 3, 20, 24), dtype=torch.uint8)
     assert transforms.Compose(ALL)(images).shape == (0, 3, 14, 14)
 
@@ -302,15 +296,15 @@ def test_empty_batches_pass() -> None:
 class Sum(transforms.Transform):
     """One that adds a column, and may leave another out."""
 
-    def __init__(self, without: str = "") -> None:
+    def __init__(self, without=""):
         self.without = without
 
-    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
-        kept = {name: column for name, column in columns.items() if name != self.without}
-        return images, kept | {"sum": images.sum((1, 2, 3))}
+    def apply(self, batch, drawn):
+        kept = {name: column for name, column in batch.columns.items() if name != self.without}
+        return batch._replace(columns=kept | {"sum": batch.images.sum((1, 2, 3))})
 
 
-def test_columns_that_a_step_adds_or_leaves_out_are_so_in_every_view(make_images: Make) -> None:
+def test_columns_that_a_step_adds_or_leaves_out_are_so_in_every_view(make_images):
     images, labels = make_images(), torch.arange(8)
     compose = transforms.Compose([transforms.RandomCrop(4), Sum(without="label")], views=2)
     pictures, columns = compose(images, {"label": labels, "other": labels})
@@ -319,7 +313,7 @@ def test_columns_that_a_step_adds_or_leaves_out_are_so_in_every_view(make_images
         assert torch.equal(picture.sum((1, 2, 3)), total)
 
 
-def test_normalize_takes_the_data_sets_statistics_when_it_is_bound(make_images: Make) -> None:
+def test_normalize_takes_the_data_sets_statistics_when_it_is_bound(make_images):
     class Own(transforms.Compose):
         pass
 
@@ -336,7 +330,7 @@ def test_normalize_takes_the_data_sets_statistics_when_it_is_bound(make_images: 
 
 
 @pytest.mark.slow
-def test_torch_compile_works_over_the_result_and_round_the_call(make_images: Make) -> None:
+def test_torch_compile_works_over_the_result_and_round_the_call(make_images):
     images, transform = make_images(), transforms.train(9)
     consumer = torch.compile(lambda given: given * 2, backend="eager", fullgraph=True)
     caller = torch.compile(lambda given, at: transform(given, samples=at) * 2, backend="eager")
@@ -346,7 +340,7 @@ def test_torch_compile_works_over_the_result_and_round_the_call(make_images: Mak
         assert torch.equal(caller(images, samples), made * 2)
 
 
-def test_triton_and_the_compiler_are_loaded_only_when_they_are_needed() -> None:
+def test_triton_and_the_compiler_are_loaded_only_when_they_are_needed():
     script = (
         "import sys, torch, memload; known = set(sys.modules);"
         "memload.transforms.train(4)(torch.zeros(2, 3, 8, 8, dtype=torch.uint8));"
@@ -363,16 +357,16 @@ FLOATS = {"label": torch.zeros(2)}
 
 
 class Careless(transforms.Transform):
-    """A transform that returns a fixed value."""
+    """A transform that returns what a function makes of the batch."""
 
-    def __init__(self, made: Any) -> None:
+    def __init__(self, made):
         self.made = made
 
-    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
-        return self.made
+    def apply(self, batch, drawn):
+        return self.made(batch)
 
 
-WRONG: list[tuple[Callable[[], Any], str]] = [
+WRONG = [
     # the list
     (
         lambda: T.Compose(T.CenterCrop(4), T.Normalize()),
@@ -390,7 +384,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.CenterCrop((1, 2, 3)), r"CenterCrop: size .*, not \(1, 2, 3\)"),
     (lambda: T.Resize(8, max_size=8), "Resize: max_size .*, not 8 with size 8"),
     (lambda: T.Resize(None), "Resize: neither size nor max_size was given"),
-    (lambda: T.Resize(8, "box"), "interpolation must be 'bilinear', 'bicubic' or .*, not 'box'.$"),
+    (lambda: T.Resize(8, "box"), "interpolation must be 'bilinear' or 'bicubic', not 'box'.$"),
     (lambda: T.RandomResizedCrop(8, interpolation=0), "interpolation .*, not 0. Only masks"),
     (lambda: T.Resize(8, antialias="no"), "antialias must be True or False, not 'no'"),
     (lambda: T.Resize(8, antialias=None), "not None. torchvision's None means False"),
@@ -415,13 +409,11 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.Normalize([0.5] * 2, [0.5] * 3), "mean and std must be of equal length"),
     (lambda: T.Normalize(0.5, 0.5, inplace=True), "inplace must be False, not True"),
     (lambda: T.ToDtype(torch.int32), "ToDtype: dtype must be .*, not torch.int32"),
-    (lambda: T.RandomErasing(recount=0), "recount .*from 1 to 100, or .*, not 0"),
-    (lambda: T.RandomErasing(recount=(3, 1)), r"recount .*, not \(3, 1\)"),
     (lambda: T.RandomHorizontalFlip(alternate=1), "alternate must be True or False, not 1"),
     (lambda: T.RandomErasing(ratio=2), "ratio .*both at least 1e-06, not 2"),
     (lambda: T.ColorJitter(hue=0.6), "ColorJitter: hue .*at least -0.5 and at most 0.5, not"),
     (lambda: T.MixUp(alpha=0), "MixUp: alpha must be a number above 0, not 0"),
-    (lambda: T.CutMix(p=0.5), r"^CutMix.__init__\(\) got an unexpected .* 'p'"),  # type: ignore[call-arg]
+    (lambda: T.CutMix(p=0.5), r"^CutMix.__init__\(\) got an unexpected .* 'p'"),
     (lambda: T.MixUp(labels_getter=len), "labels_getter must be 'default', not"),
     (lambda: T.CutMix(num_classes=2.5), "num_classes must be an integer .*, not 2.5"),
     (lambda: T.evaluate((8, 8)), r"evaluate: size must be an integer .*, not \(8, 8\)"),
@@ -465,37 +457,38 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.train(8)(IMAGES, {"a": [1, 2]}), r"columns\['a'\] .*a value of type list"),
     (lambda: T.Compose([], points=["at"])(IMAGES), r"columns\['at'\] .*not None"),
     # what steps return
-    (lambda: T.Compose([torch.sum])(IMAGES), r"what sum returns must be .* of shape \(\)"),
+    (lambda: T.Compose([torch.sum])(IMAGES), r"sum: what it returns must be .* of shape \(\)"),
     (lambda: T.Compose([torch.Tensor.int])(IMAGES), "must be uint8 .*torch.int32"),
     (
-        lambda: T.Compose([Careless((IMAGES, {}))], points=["at"])(
+        lambda: T.Compose([Careless(lambda batch: batch._replace(columns={}))], points=["at"])(
             IMAGES, {"at": torch.zeros(2, 1, 2)}
         ),
-        "what Careless returns must be .* with 'at', since points names it, not no columns",
+        r"^Careless: columns\['at'\] must be .*, since points names it, not None",
     ),
-    (lambda: Careless(IMAGES)(IMAGES), r"Careless returns must be \(images, columns\)"),
-    (lambda: T.Transform()(IMAGES), r"Transform has no method apply\(images"),
+    (
+        lambda: Careless(lambda batch: batch.images)(IMAGES),
+        "Careless: what apply returns must be a",
+    ),
+    (lambda: T.Transform()(IMAGES), r"Transform has no method apply\(batch, drawn\)"),
 ]
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG)
-def test_a_mistake_names_the_transform_the_argument_and_what_was_given(
-    call: Callable[[], Any], message: str
-) -> None:
+def test_a_mistake_names_the_transform_the_argument_and_what_was_given(call, message):
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
         call()
 
 
 def test_ranks_that_only_torchrun_knows_of_draw_differently(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     many = torch.arange(64 * 3 * 8 * 8).reshape(64, 3, 8, 8).to(torch.uint8)
     first = T.RandomCrop(8, 4)(many)
     monkeypatch.setenv("RANK", "1")
     assert not torch.equal(T.RandomCrop(8, 4)(many), first)
 
 
-def test_a_box_has_a_pixel_at_least() -> None:
+def test_a_box_has_a_pixel_at_least():
     for extents, ratio in (((1, 1), (3, 4)), ((1, 40), (0.1, 0.5)), ((40, 1), (2, 10))):
         images = torch.full((2, 3, *extents), 7, dtype=torch.uint8)
         assert (T.RandomResizedCrop(4, ratio=ratio)(images) == 7).all()
@@ -515,7 +508,7 @@ COLOURS = [
 
 
 @pytest.mark.parametrize("step", COLOURS, ids=lambda step: type(step).__name__)
-def test_colours_after_normalize_are_refused(step: transforms.Transform) -> None:
+def test_colours_after_normalize_are_refused(step):
     normalize, erasing = transforms.Normalize("imagenet"), transforms.RandomErasing()
     expected = f"{type(step).__name__} comes after Normalize.* Put it before Normalize"
     for steps in (
@@ -532,7 +525,7 @@ def test_colours_after_normalize_are_refused(step: transforms.Transform) -> None
         transforms.Compose([normalize], views=[[erasing], [erasing, step]])
 
 
-def test_colours_are_taken_where_values_are_from_black_to_white() -> None:
+def test_colours_are_taken_where_values_are_from_black_to_white():
     images, _ = batch(range(4))
     normalize, to_float = transforms.Normalize(0.5, 0.25), transforms.ToDtype(torch.float32, True)
     for step in (*COLOURS[:-1], transforms.RandomChoice([normalize, COLOURS[0]])):
@@ -550,5 +543,5 @@ def test_colours_are_taken_where_values_are_from_black_to_white() -> None:
 
 
 class Denormalize(transforms.Transform):
-    def apply(self, images: Any, columns: Any, draws: Any) -> Any:
-        return images * 0.25 + 0.5, columns
+    def apply(self, batch, drawn):
+        return batch.with_images(batch.images * 0.25 + 0.5)

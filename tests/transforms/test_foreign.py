@@ -7,8 +7,6 @@ torchvision is not needed: classes of the same names and modules stand for its o
 
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +15,7 @@ import memload
 from memload import Loader, transforms
 
 
-def make(
-    name: str, module: str = "v2._geometry", base: type = torch.nn.Module, **settings: Any
-) -> Any:
+def make(name, module="v2._geometry", base=torch.nn.Module, **settings):
     """Return a transform as torchvision has it: a class of this name, with these attributes."""
     made = type(
         name, (base,), {"__module__": f"torchvision.transforms.{module}", "__call__": abs}
@@ -36,10 +32,10 @@ OWN = type("Own", (type(FLIP),), {"__module__": "__main__"})()
 class Augment:
     """A class of the user's."""
 
-    def __init__(self, *steps: Any) -> None:
+    def __init__(self, *steps):
         self.steps = {"all": steps}
 
-    def __call__(self, images: Any) -> Any:
+    def __call__(self, images):
         return images
 
 
@@ -53,7 +49,7 @@ class Augment:
         transforms.Compose([torch.nn.Sequential(FLIP, FLIP)]),
     ],
 )  # fmt: skip
-def test_one_warning_names_ours(transform: Any, make_dataset: Callable[..., Any]) -> None:
+def test_one_warning_names_ours(transform, make_dataset):
     was_there = "torchvision" in sys.modules  # another test may need it
     advice = r"would draw once .* Use memload\.transforms\.RandomHorizontalFlip instead\.$"
     with pytest.warns(UserWarning, match=f"torchvision's RandomHorizontalFlip {advice}") as caught:
@@ -65,9 +61,7 @@ def test_one_warning_names_ours(transform: Any, make_dataset: Callable[..., Any]
 
 
 @pytest.mark.parametrize("name", [name for name in transforms.__all__ if "Random" in name])
-def test_no_transform_of_ours_is_said_to_be_missing(
-    name: str, make_dataset: Callable[..., Any]
-) -> None:
+def test_no_transform_of_ours_is_said_to_be_missing(name, make_dataset):
     with pytest.warns(UserWarning, match=rf"Use memload\.transforms\.{name} instead\.$"):
         Loader(make_dataset().path, 5, transform=make(name))
 
@@ -77,9 +71,7 @@ def test_no_transform_of_ours_is_said_to_be_missing(
     [("RandomZoomOut", {}), ("AugMix", {}), ("ElasticTransform", {}), ("RandomIoUCrop", {"p": 1}),
      ("JPEG", {"quality": [50, 100]})],
 )  # fmt: skip
-def test_what_has_no_equivalent_is_told(
-    name: str, settings: dict[str, Any], make_dataset: Callable[..., Any]
-) -> None:
+def test_what_has_no_equivalent_is_told(name, settings, make_dataset):
     step = torch.nn.Sequential(make(name, **settings), make("ColorJitter"))
     with pytest.warns(
         UserWarning, match=f"Use memload.transforms.ColorJitter instead. .*has no {name}:"
@@ -95,9 +87,7 @@ def test_what_has_no_equivalent_is_told(
         transforms.RandomHorizontalFlip(), torch.nn.Identity(), abs, None,
     ],
 )  # fmt: skip
-def test_what_draws_nothing_or_for_each_sample_is_not_warned_of(
-    step: Any, make_dataset: Callable[..., Any]
-) -> None:
+def test_what_draws_nothing_or_for_each_sample_is_not_warned_of(step, make_dataset):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Loader(make_dataset().path, 5, transform=step)
@@ -116,12 +106,12 @@ def test_what_draws_nothing_or_for_each_sample_is_not_warned_of(
         ("RandomPhotometricDistort", r"MemmapDataset\(transform"),
     ],
 )
-def test_names_of_torchvision_lead_to_what_takes_their_place(name: str, advice: str) -> None:
+def test_names_of_torchvision_lead_to_what_takes_their_place(name, advice):
     with pytest.raises(AttributeError, match=f"has no attribute '{name}'. .*{advice}"):
         getattr(transforms, name)
 
 
-def test_other_names_are_just_not_there() -> None:
+def test_other_names_are_just_not_there():
     assert not hasattr(transforms, "__wrapped__")
     with pytest.raises(AttributeError, match=r"has no attribute 'resize'$"):
         _ = transforms.resize

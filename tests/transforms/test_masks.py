@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from memload.transforms.geometry import Axis, Plan
 Make = Callable[..., torch.Tensor]
 SIDES = st.integers(1, 40)
 #: Those that move nothing.
-COLOURS: list[Callable[..., Any]] = [
+COLOURS = [
     transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
     transforms.RandomGrayscale(0.5),
     transforms.Cutout(4),
@@ -31,9 +30,7 @@ COLOURS: list[Callable[..., Any]] = [
 ]
 
 
-def make_masks(
-    count: int, height: int, width: int, dtype: torch.dtype = torch.uint8, seed: int = 0
-) -> torch.Tensor:
+def make_masks(count, height, width, dtype=torch.uint8, seed=0):
     """Return masks (N, H, W) of ids from 0 to 199, or in 16 bits to 59,999."""
     rng = np.random.default_rng(seed)
     largest = 200 if dtype in (torch.uint8, torch.int8) else 60_000
@@ -41,29 +38,29 @@ def make_masks(
     return torch.from_numpy(ids.astype(str(dtype).removeprefix("torch.")))
 
 
-def ids(masks: torch.Tensor) -> np.ndarray:
+def ids(masks):
     return masks.numpy().astype(np.int64)
 
 
 class Recorded(Axis):
     """An axis that notes what the steps do to it, one after another."""
 
-    def __init__(self, source: int, count: int) -> None:
-        self.steps: list[tuple[str, Any, Any, Any]] = []
+    def __init__(self, source, count):
+        self.steps = []
         super().__init__(source, count)
         self.steps.clear()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name, value):
         if name == "flipped" and hasattr(self, "flipped"):
             self.steps.append(("flip", self.flipped ^ value, None, None))
         super().__setattr__(name, value)
 
-    def crop(self, start: Any, length: Any, resized: int | None = None, **options: Any) -> None:
+    def crop(self, start, length, resized=None, **options):
         numbers = np.zeros(len(self.start), np.int64)
         self.steps.append(("crop", start + numbers, length + numbers, resized))
         super().crop(start, length, resized, **options)
 
-    def pixels(self, sample: int) -> list[int]:
+    def pixels(self, sample):
         """Return the source pixel of each output pixel of a sample, -1 outside, step by step."""
         pixels = list(range(self.source))
         for step, first, second, resized in self.steps:
@@ -78,20 +75,15 @@ class Recorded(Axis):
         return pixels
 
 
-def expected_masks(
-    masks: np.ndarray, compose: transforms.Compose, samples: np.ndarray, **draw: int
-) -> np.ndarray:
+def expected_masks(masks, compose, samples, **draw):
     """Return what becomes of masks, one step after another, one sample after another."""
     for position, step in enumerate(compose.transforms):
-        if getattr(step, "fuses_as", "no") not in ("crop", "resize", "flip"):
+        if getattr(step, "kind", "") not in ("crop", "resize", "flip"):
             continue
         count, height, width = masks.shape
         rows, columns = Recorded(height, count), Recorded(width, count)
-        plan = Plan(
-            *(rows, columns, (0.0,) * 3, np.ones(3), np.zeros(3), torch.uint8, torch.channels_last),
-            bicubic=np.zeros(count, bool),
-        )
-        step.add_to(plan, Draws(samples, position=position, **draw))  # type: ignore[attr-defined]
+        plan = Plan(rows, columns, (0.0,) * 3, np.ones(3), np.zeros(3), torch.uint8)
+        step.add_to(plan, Draws(samples, position=position, **draw))
         moved = []
         for number, mask in enumerate(masks):
             framed = np.pad(mask, ((0, 1), (0, 1)), constant_values=compose.mask_fill)
@@ -100,7 +92,7 @@ def expected_masks(
     return masks
 
 
-def draw_steps(data: st.DataObject) -> list[Any]:
+def draw_steps(data):
     """Return crops, resizes and flips in any order, and others between them."""
     sides = st.tuples(SIDES, SIDES)
     margin = st.integers(0, 5)
@@ -114,7 +106,7 @@ def draw_steps(data: st.DataObject) -> list[Any]:
         st.builds(
             transforms.RandomResizedCrop,
             sides,
-            interpolation=st.sampled_from(["bilinear", "bicubic", "random"]),
+            interpolation=st.sampled_from(["bilinear", "bicubic"]),
             antialias=st.booleans(),
         ),
         st.just(transforms.RandomHorizontalFlip()),
@@ -124,14 +116,14 @@ def draw_steps(data: st.DataObject) -> list[Any]:
         st.just(torch.nn.Identity()),
     )
     end = data.draw(st.sampled_from([[], [transforms.Normalize("imagenet")]]))
-    return data.draw(st.lists(step, max_size=5)) + end
+    # Of two equally near pixels, the one to the right in the source is taken, so flips come last.
+    steps = data.draw(st.lists(step, max_size=5))
+    return sorted(steps, key=lambda step: getattr(step, "kind", "") == "flip") + end
 
 
 @settings(deadline=None, max_examples=60)
 @given(SIDES, SIDES, st.sampled_from([torch.uint8, torch.uint16, torch.int32]), st.data())
-def test_masks_are_the_nearest_neighbours_of_the_same_boxes(
-    height: int, width: int, dtype: torch.dtype, data: st.DataObject
-) -> None:
+def test_masks_are_the_nearest_neighbours_of_the_same_boxes(height, width, dtype, data):
     views, count = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 9))
     compose = transforms.Compose(
         draw_steps(data),
@@ -166,9 +158,7 @@ def test_masks_are_the_nearest_neighbours_of_the_same_boxes(
 
 @settings(deadline=None, max_examples=30)
 @given(SIDES, SIDES, st.integers(0, 255), st.integers(0, 1 << 40))
-def test_a_mask_that_is_its_image_stays_so_unless_it_is_resized(
-    height: int, width: int, fill: int, seed: int
-) -> None:
+def test_a_mask_that_is_its_image_stays_so_unless_it_is_resized(height, width, fill, seed):
     masks = make_masks(5, height, width)
     compose = transforms.Compose(
         [
@@ -184,22 +174,9 @@ def test_a_mask_that_is_its_image_stays_so_unless_it_is_resized(
     assert torch.equal(images[:, 0], columns["mask"])
 
 
-def test_large_batches_are_moved_whole() -> None:
-    masks = make_masks(40, 170, 190)
-    compose = transforms.Compose(
-        [transforms.RandomCrop((180, 150), padding=20), transforms.RandomHorizontalFlip()],
-        masks=["mask"],
-        mask_fill=0,
-    )
-    images, columns = compose(masks[:, None], {"mask": masks}, samples=np.arange(40))
-    assert torch.equal(images[:, 0], columns["mask"])
-
-
 @settings(deadline=None, max_examples=30)
 @given(SIDES, SIDES, st.integers(0, 1 << 40), st.booleans())
-def test_each_pixel_of_a_mask_lies_below_that_of_the_image(
-    height: int, width: int, seed: int, flip_first: bool
-) -> None:
+def test_each_pixel_of_a_mask_lies_below_that_of_the_image(height, width, seed, flip_first):
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     positions = torch.stack([y, x]).expand(6, 2, height, width)
     crop = transforms.RandomResizedCrop((17, 23), scale=(0.2, 1), antialias=False)
@@ -212,7 +189,7 @@ def test_each_pixel_of_a_mask_lies_below_that_of_the_image(
 
 
 @pytest.mark.parametrize("size", [(7, 9), (30, 50), (11, 60), (20, 24), (1, 2), (40, 1)])
-def test_resize_is_pillows_and_torchs_nearest(size: tuple[int, int]) -> None:
+def test_resize_is_pillows_and_torchs_nearest(size):
     masks = make_masks(2, 21, 25)  # odd sides have no ties, which these two round either way
     found = transforms.Compose([transforms.Resize(size)], masks=["mask"])(
         torch.zeros(2, 3, 21, 25), {"mask": masks}
@@ -225,25 +202,7 @@ def test_resize_is_pillows_and_torchs_nearest(size: tuple[int, int]) -> None:
     assert torch.equal(found, interpolate(masks[:, None], size, mode="nearest-exact")[:, 0])
 
 
-def test_of_two_equally_near_pixels_the_second_is_taken_as_if_steps_came_one_after_another() -> (
-    None
-):
-    masks = torch.arange(4, dtype=torch.uint8).view(1, 1, 4)
-    flip, half = transforms.RandomHorizontalFlip(1), transforms.Resize((1, 2))
-
-    def moved(*steps: Any) -> list[int]:
-        compose = transforms.Compose(steps, masks=["mask"])
-        found = compose(masks[:, None], {"mask": masks})[1]["mask"]
-        result: list[int] = found[0, 0].tolist()
-        return result
-
-    assert moved(half) == [1, 3]
-    assert moved(half, flip) == [3, 1]
-    assert moved(flip, half) == [2, 0]
-    assert moved(flip, half, flip) == [0, 2]
-
-
-def test_the_recipes_move_the_masks_of_a_data_set_without_an_argument(make_images: Make) -> None:
+def test_the_recipes_move_the_masks_of_a_data_set_without_an_argument(make_images):
     images, masks = make_images(), make_masks(8, 20, 24)
     named = transforms.Compose(transforms.train(16).transforms, masks=["mask"])
     expected = named(images, {"mask": masks}, samples=np.arange(8))[1]["mask"]
@@ -257,7 +216,7 @@ def test_the_recipes_move_the_masks_of_a_data_set_without_an_argument(make_image
     assert unbound is masks
 
 
-def test_lists_that_are_given_stay_when_a_list_is_bound() -> None:
+def test_lists_that_are_given_stay_when_a_list_is_bound():
     steps, names = [transforms.Resize(4)], {"points": ["p"], "masks": ["m"], "boxes": ["b"]}
     bound = transforms.Compose(steps).bind(**names)
     assert (bound.points, bound.masks, bound.boxes) == (("p",), ("m",), ("b",))
@@ -271,9 +230,7 @@ def test_lists_that_are_given_stay_when_a_list_is_bound() -> None:
 @pytest.mark.parametrize(
     "step", [transforms.RandomHorizontalFlip(), transforms.RandomResizedCrop(9)]
 )
-def test_a_transform_that_is_no_list_moves_what_it_is_bound_to(
-    step: transforms.Transform, make_images: Make
-) -> None:
+def test_a_transform_that_is_no_list_moves_what_it_is_bound_to(step, make_images):
     images, columns = make_images(), {"mask": make_masks(8, 20, 24), "at": torch.ones(8, 2, 2)}
     expected = transforms.Compose([step], masks=["mask"], points=["at"])(images, columns)
     found = step.bind(masks=["mask"], points=["at"])(images, columns)
@@ -283,14 +240,14 @@ def test_a_transform_that_is_no_list_moves_what_it_is_bound_to(
         assert torch.equal(one, other)
 
 
-def test_what_changes_colours_leaves_masks_alone(make_images: Make) -> None:
+def test_what_changes_colours_leaves_masks_alone(make_images):
     masks = make_masks(8, 20, 24)
     compose = transforms.Compose(COLOURS, masks=["mask"], views=2)
     columns = compose(make_images(), {"mask": masks})[1]
     assert columns["mask"] is masks
 
 
-def test_two_views_have_a_mask_each(make_images: Make) -> None:
+def test_two_views_have_a_mask_each(make_images):
     images, masks = make_images(), make_masks(8, 20, 24)
     compose = transforms.Compose([transforms.RandomCrop(9)], masks=["mask"], views=2)
     one, other = compose(masks[:, None], {"mask": masks})[1]["mask"]
@@ -302,7 +259,7 @@ def test_two_views_have_a_mask_each(make_images: Make) -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64]
 )
-def test_masks_may_be_of_any_integer_type(dtype: torch.dtype) -> None:
+def test_masks_may_be_of_any_integer_type(dtype):
     masks = make_masks(3, 6, 7, dtype)
     fill = 100 if dtype == torch.int8 else torch.iinfo(dtype).max
     compose = transforms.Compose([transforms.CenterCrop(8)], masks=["mask"], mask_fill=fill)
@@ -312,94 +269,70 @@ def test_masks_may_be_of_any_integer_type(dtype: torch.dtype) -> None:
     assert (ids(found)[:, 0] == fill).all()
 
 
-def test_an_empty_batch_of_masks_stays_empty() -> None:
+def test_an_empty_batch_of_masks_stays_empty():
     images, masks = torch.zeros((0, 3, 9, 9), dtype=torch.uint8), make_masks(0, 9, 9)
     found = transforms.train(8).bind(masks=["mask"])(images, {"mask": masks})[1]["mask"]
     assert found.shape == (0, 8, 8)
 
 
-def test_the_given_masks_are_never_changed(make_images: Make) -> None:
+def test_the_given_masks_are_never_changed(make_images):
     masks = make_masks(8, 20, 24)
-    steps = [transforms.RandomCrop(30, pad_if_needed=True), transforms.CutMix(num_classes=3)]
-    transforms.Compose(steps, masks=["mask"])(
-        make_images(), {"mask": masks, "label": torch.zeros(8, dtype=torch.int64)}
-    )
+    steps = [transforms.RandomCrop(30, pad_if_needed=True), transforms.RandomAffine(30)]
+    transforms.Compose(steps, masks=["mask"])(make_images(), {"mask": masks})
     assert torch.equal(masks, make_masks(8, 20, 24))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
-def test_cutmix_cuts_masks_as_it_cuts_images(dtype: torch.dtype) -> None:
-    masks, labels = make_masks(8, 20, 24, dtype), torch.arange(8)
-    images = torch.from_numpy(ids(masks)[:, None]).double()
-    listed = transforms.Compose([transforms.CutMix(num_classes=8)], masks=["mask"])
-    alone = transforms.CutMix(num_classes=8).bind(masks=["mask"])
-    for mix in (listed, alone):
-        mixed, columns = mix(images, {"mask": masks, "label": labels})
-        assert columns["mask"].dtype == dtype
-        assert np.array_equal(mixed[:, 0], ids(columns["mask"]))
-        assert not np.array_equal(mixed[:, 0], ids(masks))
-
-
-def test_cutmix_of_masks_needs_no_labels() -> None:
-    masks, labels = make_masks(8, 20, 24), torch.arange(8)
-    images = torch.rand(8, 3, 20, 24)
-    mix = transforms.Compose([transforms.CutMix(num_classes=8)], masks=["mask"])
-    with_labels, expected = mix(images, {"mask": masks, "label": labels})
-    mixed, columns = transforms.Compose([transforms.CutMix()], masks=["mask"])(
-        images, {"mask": masks}
-    )
-    assert torch.equal(mixed, with_labels)
-    assert torch.equal(columns["mask"], expected["mask"])
-    assert set(columns) == {"mask"}
-    with pytest.raises(ValueError, match="label"):
-        transforms.CutMix()(images, {})
 
 
 class Half(transforms.Transform):
     """One that takes every second pixel of images, and of masks if it is told to."""
 
-    def __init__(self, masks: bool) -> None:
+    def __init__(self, masks):
         self.masks = masks
 
-    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
+    def apply(self, batch, drawn):
+        columns = batch.columns
         if self.masks:
             columns = columns | {"mask": columns["mask"][:, ::2, ::2]}
-        return images[:, :, ::2, ::2], columns
+        return batch._replace(images=batch.images[:, :, ::2, ::2], columns=columns)
 
 
-class UpsideDown(transforms.Transform):
-    """One that turns all images, and says by a method how masks move."""
+class Shifted(transforms.Transform):
+    """A transform of one's own that moves images to the right by 0 to 9 pixels, and what follows."""
 
-    def movement(self, images: torch.Tensor, draws: Any) -> Any:
-        return self
+    def draw(self, draws, images):
+        matrices = np.tile(np.eye(3), (len(draws), 1, 1))
+        matrices[:, 0, 2] = -np.floor(10 * draws.uniform(1)[0])
+        return {"matrices": matrices}
 
-    def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
-        return masks.flip(1)
-
-    def apply(self, images: torch.Tensor, columns: Any, draws: Any) -> Any:
-        return images.flip(2), columns
+    def apply(self, batch, drawn):
+        shifts = -drawn.array("matrices")[:, 0, 2].astype(int)
+        moved = torch.zeros_like(batch.images)
+        for target, image, shift in zip(moved, batch.images, shifts, strict=True):
+            target[..., shift:] = image[..., : image.shape[2] - shift]
+        return batch.follow(drawn["matrices"]).with_images(moved)
 
 
 @pytest.mark.parametrize("in_list", [False, True])
-def test_masks_follow_the_movement_of_a_transform_of_ones_own(
-    make_images: Make, in_list: bool
-) -> None:
-    images, masks = make_images(3, 20, 24), make_masks(3, 20, 24)
-    alone = UpsideDown()
-    transform = transforms.Compose([alone]) if in_list else alone
-    turned, columns = transform.bind(masks=["mask"])(images, {"mask": masks})
-    assert torch.equal(turned, images.flip(2))
-    assert torch.equal(columns["mask"], masks.flip(1))
+def test_masks_and_points_follow_a_transform_of_ones_own(in_list):
+    masks, points = make_masks(9, 20, 24), torch.ones(9, 2, 2)
+    transform = transforms.Compose([Shifted()], mask_fill=0) if in_list else Shifted()
+    transform.moves_pixels = True
+    bound = transform.bind(masks=["mask"], points=["at"])
+    moved, columns = bound(masks[:, None], {"mask": masks, "at": points}, samples=np.arange(9))
+    assert torch.equal(columns["mask"].where(columns["mask"] < 255, 0), moved[:, 0])
+    shift = columns["at"] - points
+    assert torch.equal(shift[..., 1], torch.zeros(9, 2))
+    assert len(shift[:, 0, 0].unique()) > 3
+    assert ((shift >= 0) & (shift < 10)).all()
 
 
-def test_a_transform_of_ones_own_can_change_images_and_masks(make_images: Make) -> None:
+def test_a_transform_of_ones_own_can_change_images_and_masks(make_images):
     masks = make_masks(8, 20, 24)
     compose = transforms.Compose([Half(True), transforms.CenterCrop(6)], masks=["mask"])
     images, columns = compose(masks[:, None], {"mask": masks})
     assert torch.equal(images[:, 0], columns["mask"])
 
 
-def test_a_function_that_comes_first_may_take_other_layouts() -> None:
+def test_a_function_that_comes_first_may_take_other_layouts():
     masks = make_masks(4, 20, 24)
     steps = [lambda images: images.movedim(3, 1), transforms.RandomCrop(9)]
     images, columns = transforms.Compose(steps, masks=["mask"])(masks[..., None], {"mask": masks})
@@ -411,7 +344,7 @@ IMAGES = torch.zeros((2, 3, 8, 9), dtype=torch.uint8)
 MASKS = {"m": torch.zeros((2, 8, 9), dtype=torch.uint8)}
 CROP = [T.RandomCrop(4)]
 
-WRONG: list[tuple[Callable[[], Any], str]] = [
+WRONG = [
     (lambda: T.Compose([], masks="m"), "Compose: masks must be a list of column names, not 'm'"),
     (lambda: T.Compose([], mask_fill=0.5), "Compose: mask_fill must be an integer, not 0.5"),
     (
@@ -421,9 +354,9 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: T.Compose([T.MixUp()], masks=["m"]), "MixUp cannot mix masks, such as those in 'm'"),
     (
         lambda: T.MixUp().bind(masks=["m"]),
-        "MixUp cannot mix masks.*Leave MixUp out.*columns=….*CutMix",
+        "MixUp cannot mix masks.*Leave MixUp out.*columns=…",
     ),
-    (lambda: T.Compose([T.MixUp()]).bind(masks=["m"]), "MixUp cannot mix masks"),
+    (lambda: T.Compose([T.CutMix()]).bind(masks=["m"]), "CutMix cannot mix masks"),
     (
         lambda: T.Compose(CROP, masks=["m"])(IMAGES),
         r"Compose: columns\['m'\] must be integers \(2, H, W\), since masks names it, not None",
@@ -446,19 +379,17 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: T.Compose([lambda images: images[..., 1:]], masks=["m"])(IMAGES, MASKS),
-        r"as large as the images after <lambda>, 8×8 pixels, not 8×9. Write a Transform .*masks=\[\]",
+        r"^<lambda>: .*as large as the images, 8×8 pixels, not 8×9.*write a Transform .*masks=\[\]",
     ),
     (
         lambda: T.Compose([Half(False)], masks=["mask"])(IMAGES, {"mask": MASKS["m"]}),
-        "as large as the images after Half, 4×5 pixels, not 8×9",
+        "Half: .*as large as the images, 4×5 pixels, not 8×9",
     ),
 ]
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG)
-def test_a_mistake_names_the_column_and_what_was_given(
-    call: Callable[[], Any], message: str
-) -> None:
+def test_a_mistake_names_the_column_and_what_was_given(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -466,17 +397,17 @@ def test_a_mistake_names_the_column_and_what_was_given(
 class Shapes:
     """A data set whose samples have a picture, a mask and their number."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 23
 
-    def __getitem__(self, number: int) -> tuple[np.ndarray, dict[str, Any]]:
+    def __getitem__(self, number):
         picture = np.random.default_rng(number).integers(0, 256, (26, 30, 3), np.uint8)
         mask = make_masks(1, 26, 30, seed=number)[0].numpy()
         return picture, {"mask": mask, "number": number}
 
 
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[memload.MemmapDataset]:
+def datasets(tmp_path_factory):
     """Return a data set of each fit, with pictures of 24×20 pixels."""
     folder, found = tmp_path_factory.mktemp("masks"), []
     for fit in ("crop", "squash", "pad"):
@@ -488,13 +419,11 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[memload.MemmapDat
 
 @settings(deadline=None, max_examples=20)
 @given(st.data())
-def test_masks_of_any_rank_and_after_any_resume_are_those_of_their_samples(
-    datasets: list[memload.MemmapDataset], data: st.DataObject
-) -> None:
+def test_masks_of_any_rank_and_after_any_resume_are_those_of_their_samples(datasets, data):
     dataset = data.draw(st.sampled_from(datasets))
     compose = transforms.Compose(draw_steps(data))
     seed, num_replicas = data.draw(st.integers(0, 99)), data.draw(st.integers(1, 3))
-    options: dict[str, Any] = {
+    options = {
         "shuffle": data.draw(st.booleans()),
         "num_threads": data.draw(st.integers(0, 2)),
         "rank": data.draw(st.integers(0, num_replicas - 1)),

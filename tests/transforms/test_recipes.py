@@ -3,13 +3,12 @@
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from memload import Index, Loader, transforms
+from memload import Loader, transforms
 from memload.transforms import recipes
 
 Make = Callable[..., torch.Tensor]
@@ -57,7 +56,7 @@ RECIPES = {
 }
 
 
-def make(name: str, **options: object) -> transforms.Compose:
+def make(name, **options):
     """Return a recipe for small images."""
     arguments = RECIPES[name][0]
     compose = getattr(recipes, name)(*arguments, **options)
@@ -65,7 +64,7 @@ def make(name: str, **options: object) -> transforms.Compose:
     return compose
 
 
-def test_every_recipe_is_here() -> None:
+def test_every_recipe_is_here():
     functions = [value for value in vars(recipes).values() if inspect.isfunction(value)]
     names = [step.__name__ for step in functions if step.__module__ == recipes.__name__]
     assert sorted(name for name in names if name[0] != "_") == sorted(RECIPES)
@@ -75,7 +74,7 @@ def test_every_recipe_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_gives_images_of_its_size_and_dtype(name: str, make_images: Make) -> None:
+def test_a_recipe_gives_images_of_its_size_and_dtype(name, make_images):
     images, labels = make_images(6, 36, 40), torch.arange(6) % 4
     columns = {"label": labels}
     compose = make(name, **STATISTICS, dtype=torch.bfloat16).bind(num_classes=4)
@@ -96,14 +95,14 @@ def test_a_recipe_gives_images_of_its_size_and_dtype(name: str, make_images: Mak
 
 
 @pytest.mark.parametrize("name", [name for name, (_, steps, _) in RECIPES.items() if steps])
-def test_printing_a_recipe_shows_its_steps(name: str) -> None:
+def test_printing_a_recipe_shows_its_steps(name):
     text = re.sub(r"\[.*?\](?=, p=)", "", repr(make(name, **STATISTICS)))  # options of a choice
     steps = RECIPES[name][1].split()
     found = [step for step in re.findall(r"(\w+)\(", text) if step not in ("Compose", "Fused")]
     assert found == steps
 
 
-def test_samples_get_the_same_in_any_batch(make_images: Make) -> None:
+def test_samples_get_the_same_in_any_batch(make_images):
     images = make_images(10, 36, 40)
     for name in ("deit3", "simclr", "byol", "dino"):
         options = {"mix": False} if name == "deit3" else {}
@@ -118,7 +117,7 @@ def test_samples_get_the_same_in_any_batch(make_images: Make) -> None:
             assert torch.equal(view[3:7], some)
 
 
-def test_byols_and_dinos_views_differ_in_kind() -> None:
+def test_byols_and_dinos_views_differ_in_kind():
     for name in ("byol", "dino"):
         first, second = repr(make(name)).split("view ")[1:3]
         assert "RandomSolarize" not in first
@@ -126,8 +125,8 @@ def test_byols_and_dinos_views_differ_in_kind() -> None:
 
 
 def test_small_pictures_take_the_statistics_of_their_data_set(
-    make_dataset: Callable[..., Index],
-) -> None:
+    make_dataset,
+):
     path = make_dataset(rows=(9,), shape=(32, 32, 3), columns={"label": np.arange(9) % 3}).path
     for name in ("cifar", "airbench"):
         with pytest.raises(ValueError, match="Normalize has no mean and std"):
@@ -136,18 +135,18 @@ def test_small_pictures_take_the_statistics_of_their_data_set(
         assert tuple(images.shape) == (9, 3, 32, 32)
 
 
-def test_statistics_take_the_place_of_mean_and_std() -> None:
+def test_statistics_take_the_place_of_mean_and_std():
     with pytest.raises(ValueError, match="mae: statistics takes the place of mean and std"):
         recipes.mae(statistics="train.bin", mean=[0.5, 0.5, 0.5])
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_an_unknown_argument_is_a_type_error(name: str) -> None:
+def test_an_unknown_argument_is_a_type_error(name):
     with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected .* 'mixup_alpha'"):
         getattr(recipes, name)(mixup_alpha=0.8)
 
 
-def test_the_error_for_an_unknown_argument_names_all_arguments() -> None:
+def test_the_error_for_an_unknown_argument_names_all_arguments():
     accepted = "size, mix, mean, std, statistics, dtype"
     with pytest.raises(TypeError, match=f"'scale'. Its arguments are {accepted}.$"):
         recipes.deit(224, scale=(0.5, 1.0))
@@ -162,9 +161,7 @@ def test_the_error_for_an_unknown_argument_names_all_arguments() -> None:
         ({"mean": None}, (128, 128, 128)),
     ],
 )
-def test_deit_warps_in_the_colour_of_the_mean(
-    name: str, ending: dict[str, Any], levels: tuple[int, ...]
-) -> None:
+def test_deit_warps_in_the_colour_of_the_mean(name, ending, levels):
     (step,) = (
         step
         for step in getattr(recipes, name)(16, **ending).transforms
@@ -176,6 +173,6 @@ def test_deit_warps_in_the_colour_of_the_mean(
     assert levels in corners
 
 
-def test_deit_takes_grey_images_with_their_mean(make_images: Make) -> None:
+def test_deit_takes_grey_images_with_their_mean(make_images):
     found = make("deit", **STATISTICS, mix=False)(make_images(4, 24, 24, channels=1))
     assert found.shape == (4, 1, 20, 20)

@@ -16,18 +16,15 @@ TRAIN = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
 
 
 @pytest.fixture
-def train(make_dataset: Make) -> Path:
-    path: Path = make_dataset(name="train.bin", statistics=TRAIN).path.with_suffix(".bin")
-    return path
+def train(make_dataset):
+    return make_dataset(name="train.bin", statistics=TRAIN).path.with_suffix(".bin")
 
 
 @pytest.mark.parametrize(
     "form", [str, Path, MemmapDataset, lambda path: MemmapDataset(path).subset([0]),
              lambda path: str(path.with_suffix(".idx"))],
 )  # fmt: skip
-def test_validation_is_normalised_like_training(
-    form: Any, train: Path, make_dataset: Make, make_images: Make
-) -> None:
+def test_validation_is_normalised_like_training(form, train, make_dataset, make_images):
     normalize = transforms.Normalize(form(train))
     copied, images = pickle.loads(pickle.dumps(normalize)), make_images()
     assert torch.equal(copied(images), transforms.Normalize(**TRAIN)(images))
@@ -41,9 +38,7 @@ def test_validation_is_normalised_like_training(
 
 
 @pytest.mark.parametrize("recipe", [transforms.train, transforms.evaluate])
-def test_recipes_take_the_statistics_of_a_data_set(
-    recipe: Any, train: Path, make_images: Make
-) -> None:
+def test_recipes_take_the_statistics_of_a_data_set(recipe, train, make_images):
     images, samples = make_images(), np.arange(8)
     expected = recipe(8, **TRAIN)(images, samples=samples)
     assert torch.equal(recipe(8, statistics=train)(images, samples=samples), expected)
@@ -51,9 +46,7 @@ def test_recipes_take_the_statistics_of_a_data_set(
         recipe(8, statistics=train, mean=None)
 
 
-def test_statistics_are_read_when_the_transform_is_made(
-    train: Path, make_dataset: Make, make_images: Make
-) -> None:
+def test_statistics_are_read_when_the_transform_is_made(train, make_dataset, make_images):
     normalize = transforms.Normalize(train)
     for path in (train, train.with_suffix(".idx")):
         path.unlink()

@@ -37,4 +37,7 @@ def test_outputs_are_those_of_before(name, expected, found):
         if kind == "images" and not name.endswith("float"):
             tolerance = 1 if array.dtype == np.uint8 else 1.05 / 255 / 0.224  # ImageNet's std
         assert array.dtype.kind == before.dtype.kind
-        np.testing.assert_allclose(array.astype(float), before, rtol=0, atol=tolerance)
+        is_close = np.isclose(array.astype(float), before, 1.5e-5, tolerance, equal_nan=True)
+        # Where two pixels are equally near, the nearest may be the other one.
+        is_warped = any(step in name for step in ("Augment", "Affine", "Rotation", "Perspective"))
+        assert is_close.mean() >= (0.997 if is_warped and kind in ("images", "mask") else 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memload.launch import ceil_div, launch
 from memload.transforms.geometry import PADDING_MODES
-from memload.transforms.plan_kernel import pixel_shown
+from memload.transforms.kernels.crops import pixel_shown
 
 #: How many threads a program has, and how many rows it makes at most.
 _THREADS, _ROWS = 128, 56
@@ -39,9 +39,9 @@ def blur(
     """Return uint8 images ``(N, C, H, W)`` of any strides, each blurred by its weights.
 
     ``radii`` are those of width and height. ``weights``, float32 ``(N, …)``, are by the distance
-    from the middle, 0 to the radius: first those along x, then those along y. The result has the
-    bits of that of `filtering.gaussian_blur` on the CPU. If ``maps_pixels``, it is then multiplied
-    by a factor, and an offset is added: those of each channel follow the weights.
+    from the middle, 0 to the radius: first those along x, then those along y. If
+    ``maps_pixels``, the result is then multiplied by a factor, and an offset is added: those of
+    each channel follow the weights.
     """
     out = torch.empty_like(images, dtype=dtype, memory_format=memory_format)
     count, channels, height, width = images.shape
@@ -61,7 +61,6 @@ def blur(
         RADIUS_Y=radii[1], C=together, PIXELS=pixels, THREADS=_THREADS,
         UNROLL=max(1, min(2 * radii[1] + 1, _LOADS // (2 * radii[0] + pixels))),
         num_warps=_THREADS // 32,
-        enable_fp_fusion=False,  # a fused multiply-add rounds differently than the CPU does
     )  # fmt: skip
     return out
 
@@ -167,7 +166,7 @@ def _load(start, COUNT: tl.constexpr):
 
 @triton.jit
 def _weighted_sum(values, FIRST: tl.constexpr, STEP: tl.constexpr, weights, RADIUS: tl.constexpr):
-    """Return the sum of every ``STEP``-th value, by its weight, in the order of `filtering`."""
+    """Return the sum of every ``STEP``-th value, by its weight; those at one distance first."""
     middle: tl.constexpr = FIRST + STEP * RADIUS
     total = values[middle] * weights[0]
     for distance in tl.static_range(1, RADIUS + 1):

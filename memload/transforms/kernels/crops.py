@@ -1,0 +1,261 @@
+"""A plan as a Triton kernel. Each program makes a tile of one sample's output."""
+
+# ruff: noqa: N803  # Triton's way of writing constants
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memload.launch import ceil_div, launch
+from memload.transforms.geometry import PADDING_MODES, Plan
+
+#: What a program makes: rows, columns times channels, strips of so many rows; and the number of
+#: warps. On an H200, 256 images of 224×224 are flipped and normalised to bfloat16 in 38 µs, and in
+#: 54 µs with half the rows or columns. Random crops of them are resized to 224×224 in 112 µs, and
+#: with tiles of (4, 256, 4, 2) in 128 µs; of 256×256 to 176×176, in 113 and 139 µs.
+_TILE_MOVED, _TILE_BILINEAR, _TILE_BICUBIC = (16, 256, 1, 4), (8, 64, 4, 1), (8, 32, 2, 1)
+#: How many integers of each sample come before those of its channels; see `passes.numbers_of`.
+_BOXES = tl.constexpr(8)
+
+
+def run(images: Tensor, plan: Plan, numbers: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Carry out a plan for uint8 images ``(N, C, H, W)`` of any strides.
+
+    ``numbers`` are the part of `passes.numbers_of` for these images. Sides have at most
+    `geometry.LARGEST_SIDE` pixels.
+    """
+    count, channels, height, width = images.shape
+    size = plan.size
+    out = torch.empty(
+        (count, channels, *size),
+        dtype=plan.dtype,
+        device=images.device,
+        memory_format=memory_format,
+    )
+    if not out.numel():
+        return out
+    sides_and_strides = zip(images.shape[1:], images.stride()[1:], strict=True)
+    # The kernel's offsets within a sample have 32 bits.
+    if sum((side - 1) * stride for side, stride in sides_and_strides) >= 1 << 32:
+        images = images.contiguous(memory_format=torch.channels_last)
+    dense = images.stride(1) == out.stride(1) == 1 and images.stride(3) == out.stride(3) == channels
+    inside = plan.height.inside and plan.width.inside
+    tile = _TILE_BICUBIC if plan.bicubic else _TILE_BILINEAR
+    rows, columns, strips, warps = tile if plan.resizes else _TILE_MOVED
+    tiles = ceil_div(size[0], rows * strips) * ceil_div(size[1] * channels, columns)
+    launch(
+        _kernel, count * tiles, images, out, numbers, height, width, *size,
+        plan.height.resized or 0, plan.width.resized or 0, *images.stride(), *out.stride(),
+        C=channels, RESIZE=plan.resizes, BICUBIC=plan.bicubic, ANTIALIAS=plan.antialias,
+        AFFINE=plan.maps_pixels, INSIDE=inside,
+        PADDING=0 if inside else PADDING_MODES.index(plan.padding_mode), DENSE=dense,
+        ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _kernel(
+    source, out, numbers, height, width, extent_y, extent_x, resized_y, resized_x,
+    source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
+    C: tl.constexpr, RESIZE: tl.constexpr, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr,
+    AFFINE: tl.constexpr, INSIDE: tl.constexpr, PADDING: tl.constexpr, DENSE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr,
+):  # fmt: skip
+    """Make one tile of the output.
+
+    Names that end in ``_y`` are about rows (the height), those in ``_x`` about columns (the width).
+    What each name says of one axis:
+
+    - start, length: the sample's box in the source: its first pixel, and the number of its pixels.
+    - shift, flipped: see `geometry.Axis`.
+    - from: for each pixel of the output, its pixel in the resized box; without resizing, in the
+      box. In a margin it is outside.
+    - centre, first, taps, narrow, unit: the filter of each such pixel; see `_filter`.
+    """
+    program = tl.program_id(0)
+    # Tiles of the same rows come first, since they are neighbours in memory.
+    across, down = tl.cdiv(extent_x * C, COLUMNS), tl.cdiv(extent_y, ROWS * STRIPS)
+    sample = (program // (across * down)).to(tl.int64)
+    column = program % across * COLUMNS + tl.arange(0, COLUMNS)
+    x = column // C
+    channel = column % C
+    mine = numbers + sample * (_BOXES + 3 * C)
+    start_y, start_x = tl.load(mine), tl.load(mine + 4)
+    length_y, length_x = tl.load(mine + 1), tl.load(mine + 5)
+    shift_y, shift_x = tl.load(mine + 2), tl.load(mine + 6)
+    flipped_y, flipped_x = tl.load(mine + 3) != 0, tl.load(mine + 7) != 0
+    # Where the output's columns come from: in the box, or in what it is resized to.
+    from_x = tl.where(flipped_x, extent_x - 1 - x, x) + shift_x
+    source += sample * source_n
+    out += sample * out_n
+    # Offsets within a sample are unsigned and have 32 bits, as pointers take twice as many
+    # registers. Columns are a tile's first dimension: Triton puts the threads of a warp along the
+    # first dimension if it cannot see the order of addresses. Along rows, every thread would read
+    # another sector.
+    out_column = (column if DENSE and not RESIZE else x * out_x + channel * out_c)[:, None]
+    channel_offset = channel * source_c
+    per_channel = mine + _BOXES + channel
+    factor = tl.load(per_channel)[:, None].to(tl.float32, bitcast=True)
+    offset = tl.load(per_channel + C)[:, None].to(tl.float32, bitcast=True)
+    fill = tl.load(per_channel + 2 * C)[:, None].to(tl.float32, bitcast=True)
+    if RESIZE:
+        centre_x, first_x, taps_x, narrow_x, unit_x = _filter(
+            from_x, length_x, resized_x, BICUBIC, ANTIALIAS
+        )
+    for strip in range(STRIPS):
+        y = (program // across % down * STRIPS + strip) * ROWS + tl.arange(0, ROWS)
+        from_y = tl.where(flipped_y, extent_y - 1 - y, y) + shift_y
+        in_output = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
+        if RESIZE:
+            centre_y, first_y, taps_y, narrow_y, unit_y = _filter(
+                from_y, length_y, resized_y, BICUBIC, ANTIALIAS
+            )
+            value = tl.zeros(in_output.shape, tl.float32)
+            for i in range(taps_y):
+                weight_y = _weight(
+                    first_y + i, centre_y, length_y, narrow_y, unit_y, BICUBIC, ANTIALIAS
+                )
+                pixel_y, inside_y = _source_pixel(first_y + i, start_y, length_y, height, PADDING)
+                row_offset, mask = (pixel_y * source_y)[None, :], in_output & inside_y[None, :]
+                row = tl.zeros(in_output.shape, tl.float32)
+                # Two or four taps are enough unless the box shrinks. Unrolled, their weights are
+                # computed once for all strips.
+                for j in tl.static_range(4 if BICUBIC else 2):
+                    row += _tap(
+                        first_x + j, source, channel_offset, row_offset, mask, fill, centre_x,
+                        start_x, length_x, width, narrow_x, unit_x, source_x,
+                        BICUBIC, ANTIALIAS, INSIDE, PADDING,
+                    )  # fmt: skip
+                for j in range(4 if BICUBIC else 2, taps_x):
+                    row += _tap(
+                        first_x + j, source, channel_offset, row_offset, mask, fill, centre_x,
+                        start_x, length_x, width, narrow_x, unit_x, source_x,
+                        BICUBIC, ANTIALIAS, INSIDE, PADDING,
+                    )  # fmt: skip
+                # As torch does it: rows first, cut off where bicubic weights are below 0.
+                if BICUBIC:
+                    row = tl.minimum(tl.maximum(row, 0.0), 255.0)
+                value += row * weight_y[None, :]
+            value = tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0)
+            if PADDING == 0 and not INSIDE:
+                shown = ((from_y >= 0) & (from_y < resized_y))[None, :] & (
+                    (from_x >= 0) & (from_x < resized_x)
+                )[:, None]
+                value = tl.where(shown, value, fill)
+        else:
+            pixel_y, pixel_x = start_y + from_y, start_x + from_x
+            if PADDING:
+                pixel_y = pixel_shown(pixel_y, height, PADDING)
+                pixel_x = pixel_shown(pixel_x, width, PADDING)
+            row_offset = (pixel_y * source_y)[None, :]
+            mask = in_output
+            if PADDING == 0 and not INSIDE:
+                inside_x = (pixel_x >= 0) & (pixel_x < width)
+                mask &= ((pixel_y >= 0) & (pixel_y < height))[None, :] & inside_x[:, None]
+            # Without a flip, the bytes of a row can be loaded in the order they are stored in.
+            if (PADDING == 0) & DENSE & (start_x + shift_x == 0) & (not flipped_x):
+                # Not a multiple of 16: a thread stores 8 bfloat16 at once.
+                columns = tl.multiple_of(column + start_x, 8)
+                where = (row_offset + columns[:, None]).to(tl.uint32)
+                pixels = tl.load(source + where, mask=mask, other=0)
+            else:
+                columns = pixel_x * source_x + channel_offset
+                where = (row_offset + columns[:, None]).to(tl.uint32)
+                pixels = tl.load(source + where, mask=mask, other=0)
+            value = pixels.to(tl.float32)
+            if not INSIDE:
+                value = tl.where(mask, value, fill)
+        if AFFINE:
+            value = value * factor + offset
+        target = (out_column + (y * out_y)[None, :]).to(tl.uint32)
+        tl.store(out + target, value.to(out.dtype.element_ty), mask=in_output)
+
+
+@triton.jit
+def _tap(
+    pixel, source, channel_offset, row_offset, mask, fill, centre_x, start_x, length_x, width,
+    narrow_x, unit_x, source_x,
+    BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr, INSIDE: tl.constexpr, PADDING: tl.constexpr,
+):  # fmt: skip
+    """Return what a pixel of the box contributes to each pixel of a row."""
+    weight = _weight(pixel, centre_x, length_x, narrow_x, unit_x, BICUBIC, ANTIALIAS)
+    pixel_x, inside_x = _source_pixel(pixel, start_x, length_x, width, PADDING)
+    where = (row_offset + (pixel_x * source_x + channel_offset)[:, None]).to(tl.uint32)
+    if INSIDE:
+        value = tl.load(source + where).to(tl.float32)
+    else:
+        mask &= inside_x[:, None]
+        value = tl.load(source + where, mask=mask, other=0).to(tl.float32)
+        value = tl.where(mask, value, fill)
+    return value * weight[:, None]
+
+
+@triton.jit
+def pixel_shown(pixel, extent, PADDING: tl.constexpr):
+    """Return which pixel of an axis is shown at a place: for "constant" as for "edge", the nearest.
+
+    See `geometry.pixels_shown`.
+    """
+    last = extent - 1
+    if PADDING == 2:
+        pixel = last - tl.abs(last - tl.abs(pixel))
+    if PADDING == 3:
+        pixel = tl.where(pixel < 0, -1 - pixel, pixel)
+        pixel = tl.where(pixel > last, 2 * last + 1 - pixel, pixel)
+    return tl.minimum(tl.maximum(pixel, 0), last)
+
+
+@triton.jit
+def _source_pixel(pixel, start, length, extent, PADDING: tl.constexpr):
+    """Return the source pixel of the pixel of the box nearest to a place, and if it is inside."""
+    source_pixel = start + pixel_shown(pixel, length, 0)
+    if PADDING:
+        source_pixel = pixel_shown(source_pixel, extent, PADDING)
+    return source_pixel, (source_pixel >= 0) & (source_pixel < extent)
+
+
+@triton.jit
+def _filter(pixel, length, resized, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr):
+    """Return the filter of each pixel that a box is resized to, for `_weight`.
+
+    That is its centre in the box, its first pixel there, the number of its taps, how many times
+    narrower than the filter's own a pixel of the box is, and 1 / the sum of its weights.
+
+    Margins are filled later. Until then they repeat the border.
+    """
+    scale = length.to(tl.float32) / resized
+    centre = (pixel_shown(pixel, resized, 0).to(tl.float32) + 0.5) * scale
+    wide = tl.maximum(scale, 1.0) if ANTIALIAS else 1.0 + 0.0 * scale
+    reach = 2.0 * wide if BICUBIC else wide
+    taps = tl.ceil(2.0 * reach).to(tl.int32)
+    first = tl.floor(centre - reach + 0.5).to(tl.int32)
+    total = tl.zeros_like(centre) + 1.0
+    if ANTIALIAS:
+        first = tl.maximum(first, 0)
+        total -= 1.0
+        for tap in range(taps):
+            total += _weight(first + tap, centre, length, 1.0 / wide, 1.0, BICUBIC, ANTIALIAS)
+    return centre, first, taps, 1.0 / wide, 1.0 / total
+
+
+@triton.jit
+def _weight(pixel, centre, length, narrow, unit, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr):
+    """Return the weight of a pixel of the box.
+
+    The cubic is torch's: with antialias that of Pillow (Keys, "Cubic Convolution Interpolation for
+    Digital Image Processing", 1981), and otherwise that of OpenCV. With antialias, pixels beyond
+    the box have no weight. Otherwise the border is repeated.
+    """
+    distance = tl.abs(pixel.to(tl.float32) + 0.5 - centre) * narrow
+    if BICUBIC:
+        a: tl.constexpr = -0.5 if ANTIALIAS else -0.75
+        near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+        far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+        weight = tl.where(distance < 1, near, tl.where(distance < 2, far, 0.0))
+    else:
+        weight = tl.maximum(1 - distance, 0.0)
+    if ANTIALIAS:
+        weight = tl.where(pixel < length, weight, 0.0)
+    return weight * unit

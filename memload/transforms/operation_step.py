@@ -1,0 +1,93 @@
+"""OperationStep: an operation for each sample, and how much of it."""
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from memload.transforms.arguments import wrong
+
+Interpolation = Literal["nearest", "bilinear"]
+Fill = float | Sequence[float] | None
+
+#: All operations. Elsewhere an operation is an index into this. The first 14 are those that
+#: TrivialAugment and torchvision's RandAugment choose from, and timm's RandAugment has the first 16
+#: but "Identity". The others are parts of ColorJitter, RandomGrayscale and GaussianBlur.
+OPERATIONS = (
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+    *("Brightness", "Color", "Contrast", "Sharpness"),
+    *("Posterize", "Solarize", "AutoContrast", "Equalize", "Invert", "SolarizeAdd"),
+    *("Hue", "Grayscale", "Blur"),
+)
+#: The index of each operation.
+INDEX_OF = {name: number for number, name in enumerate(OPERATIONS)}
+#: The luma of red, green and blue, of ITU-R BT.601 as in torchvision.
+LUMA = 0.2989, 0.587, 0.114
+#: Smaller weights of a blur become 0. They add less than the rounding does.
+_SMALLEST_WEIGHT = 2.0**-64
+
+
+def is_one_of(*names: str) -> np.ndarray:
+    """Return for each operation whether it is one of these, bool ``(len(OPERATIONS),)``."""
+    return np.isin(OPERATIONS, names)
+
+
+MOVES = is_one_of("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+
+
+class OperationStep(NamedTuple):
+    """An operation for each sample, and how much of it.
+
+    By operation, the magnitude is a shear as its tangent, a translation in pixels, a rotation
+    counterclockwise in degrees, a factor (brightness, color, contrast, sharpness), the number of
+    bits that stay (posterize), a threshold as a share of white (solarize), the levels of 255 that
+    are added (SolarizeAdd), a share of the circle (hue), or a standard deviation in pixels (blur).
+    """
+
+    operation: np.ndarray  #: an index into `OPERATIONS`, int64 ``(N,)``
+    magnitude: np.ndarray  #: float64 ``(N,)``
+    #: Where the pixels of operations that move them come from, float64 ``(N, 3, 3)``; see `warp`.
+    matrices: np.ndarray | None = None
+    interpolation: Interpolation = "nearest"
+    fill: Fill = None
+    #: (width, height) of the kernel of a blur.
+    kernel_size: tuple[int, int] = (1, 1)
+
+    def at(self, places: Any) -> "OperationStep":
+        """Return the step of some samples, at places in the batch or a slice of it."""
+        matrices = None if self.matrices is None else self.matrices[places]
+        return self._replace(
+            operation=self.operation[places], magnitude=self.magnitude[places], matrices=matrices
+        )
+
+    def only_for(self, chosen: np.ndarray) -> "OperationStep":
+        """Return the same where ``chosen``, bool ``(N,)``, and no operation elsewhere."""
+        operation, matrices = np.where(chosen, self.operation, 0), self.matrices
+        if matrices is not None:
+            matrices = np.where(chosen[:, None, None], matrices, np.eye(3))
+        return self._replace(operation=operation, matrices=matrices)
+
+
+def weights_of(sigma: np.ndarray, radii: tuple[int, int]) -> np.ndarray:
+    """Return the weights of each image, float64 ``(n, …)``: those along x, then those along y.
+
+    They are by the distance from the middle, from 0 to the radius. Both sides sum to 1.
+    """
+    different = {}
+    for radius in radii:
+        weights = np.exp(-0.5 * (np.arange(radius + 1) / sigma[:, None]) ** 2)
+        weights /= (2 * weights.sum(1) - 1)[:, None]
+        weights[weights < _SMALLEST_WEIGHT] = 0
+        different[radius] = weights
+    return np.concatenate([different[radius] for radius in radii], 1)
+
+
+def kernel_size_of(value: int | Sequence[int]) -> tuple[int, int]:
+    """Return (width, height) of the kernel of a blur."""
+    sizes = tuple(value) if isinstance(value, Sequence) else (value,)
+    are_odd = all(isinstance(size, Integral) and size > 0 and size % 2 for size in sizes)
+    if len(sizes) not in (1, 2) or not are_odd:
+        expected = "an odd integer of at least 1, or a pair (width, height) of them"
+        raise wrong("GaussianBlur", "kernel_size", expected, repr(value))
+    return int(sizes[0]), int(sizes[-1])

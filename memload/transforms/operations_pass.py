@@ -1,0 +1,82 @@
+"""Transforms that are operations, drawn for each sample, and neighbours of them in a list."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from memload.transforms.batch import Batch
+from memload.transforms.draws import Drawn, Draws
+from memload.transforms.geometry import Plan, fits_kernels
+from memload.transforms.operation_step import OperationStep
+from memload.transforms.operations import change_each
+from memload.transforms.passes import Pass, run_plan
+from memload.transforms.transform import Transform
+
+#: The kernel keeps the rows that it sums in registers, which are too few for larger blurs.
+_LARGEST_BLUR_IN_KERNEL = 41
+
+
+class OperationsPass(Pass):
+    """Operations that are neighbours in a list, and maps of pixels such as Normalize at the end."""
+
+    def takes(self, step: Any) -> bool:
+        """See `Pass.takes`."""
+        has_maps = self.steps[-1][1].kind == "pixels"
+        return step.kind == "pixels" or (step.kind == "operations" and not has_maps)
+
+    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
+        """See `Pass.draw`."""
+        steps: list[OperationStep] = []
+        maps = Plan.of(images, len(draws))
+        for position, step in self.steps:
+            if step.kind == "pixels":
+                step.add_to(maps, draws.of(position))
+            else:
+                steps += step.operation_steps(draws.of(position), images)
+        moving = [step.matrices for step in steps if step.matrices is not None]
+        drawn: dict[str, Any] = {
+            f"matrices {number}": matrices for number, matrices in enumerate(moving)
+        }
+        drawn |= {"maps": maps, "moves": len(moving), "steps": steps, "passes": None}
+        sizes = [size for step in steps for size in step.kernel_size]
+        is_small = max(sizes, default=1) <= _LARGEST_BLUR_IN_KERNEL
+        if images.shape[1] in (1, 3) and fits_kernels(images) and is_small:
+            from memload.transforms.kernels.operations import passes_of
+
+            drawn["passes"], numbers = passes_of(steps, maps, images.shape[1:])
+            drawn |= {f"numbers {number}": each for number, each in enumerate(numbers)}
+        return drawn
+
+    def apply(self, batch: Batch, drawn: Drawn) -> Batch:
+        """See `Pass.apply`."""
+        images, maps = batch.images, drawn.array("maps")
+        if batch.followers:
+            moves = [drawn[f"matrices {number}"] for number in range(drawn.array("moves"))]
+            batch = batch.follow(*moves)
+        if (passes := drawn.array("passes")) is not None:
+            for number, each in enumerate(passes):
+                images = each.run(images, drawn[f"numbers {number}"], batch.memory_format)
+            return batch.with_images(images)
+        steps = [step.at(drawn.samples) for step in drawn.array("steps")]
+        images = change_each(images, steps)
+        if maps.maps_pixels or maps.dtype != images.dtype:
+            boxes = np.zeros((len(images), 8), np.int32)
+            images = run_plan(images, maps, boxes, batch.memory_format)
+        return batch.with_images(images)
+
+
+class OperationsTransform(Transform):
+    """The base of transforms that are operations. Subclasses define `operation_steps`."""
+
+    pass_type, kind = OperationsPass, "operations"
+    #: Whether values may be below black or above white, as after Normalize.
+    takes_normalized = False
+
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
+        """Return what is done to images like these, one step after another.
+
+        Only the shape ``(any, C, H, W)`` and the dtype of ``images`` matter. Raises ValueError for
+        images that cannot be changed, whatever is drawn.
+        """
+        raise NotImplementedError

@@ -1,0 +1,244 @@
+"""Kernels against torch's operations: on a GPU or, without one, by Triton's interpreter.
+
+Triton chooses between them when it is imported, so the interpreter has a process of its own.
+"""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from memload import transforms
+from memload.transforms.draws import Drawn, Draws
+from memload.transforms.following import move_masks
+from memload.transforms.passes import group, numbers_of, run_plan
+from tests.transforms.kernels import (
+    DEVICE,
+    INTERPRETED,
+    assert_passes_in_interpreter,
+    needs_device,
+    starts_the_interpreter,
+)
+
+pytestmark = pytest.mark.slow
+T = transforms
+FEW = INTERPRETED
+EXAMPLES = 8 if FEW else 60
+
+
+@starts_the_interpreter
+def test_all_of_this_holds_in_tritons_interpreter():
+    assert_passes_in_interpreter(__file__, 11 * EXAMPLES)
+
+
+def pixels(rng, count, channels, height, width):
+    """Return smooth uint8 (N, C, H, W): channels-last, contiguous, or a part of larger images."""
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 31))
+    small = torch.rand((count, channels, 5, 6), generator=generator)
+    large = torch.nn.functional.interpolate(small, (height + 3, width + 2), mode="bilinear")
+    images = (large * 256).to(torch.uint8)
+    layout = rng.choice([torch.channels_last, torch.contiguous_format, None])
+    if layout is None:
+        return images[:, :, 1:-2, 1:-1]
+    return images[:, :, :height, :width].contiguous(memory_format=layout)
+
+
+def assert_within(found, expected, levels):
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    difference = (found.cpu().double() - expected.double()).abs()
+    assert not difference.numel() or difference.max() <= levels, difference.max()
+
+
+def plan_of(steps, images, seed):
+    ((_, step),) = group(steps)
+    return step.plan(Draws(np.arange(len(images)), seed, 0), images)
+
+
+def crops(rng, bicubic):
+    """Return crops, resizes, flips and maps, anything of it that one pass does."""
+    largest = 20 if FEW else 300
+
+    def side():
+        return rng.randint(1, largest)
+
+    interpolation, antialias = "bicubic" if bicubic else "bilinear", rng.random() < 0.6
+    mode = rng.choice(["constant", "constant", "edge"])
+    crop = rng.choice([
+        T.CenterCrop((side(), side())),
+        T.RandomCrop((side(), side()), rng.randint(0, 3), pad_if_needed=True,
+                     fill=9, padding_mode=mode),
+    ])  # fmt: skip
+    resize = rng.choice([
+        T.Resize((side() + 1, side() + 1), interpolation, antialias=antialias),
+        T.RandomResizedCrop((side(), side() + 1), (0.01, 1), (0.5, 2), interpolation, antialias),
+    ])  # fmt: skip
+    flips = T.RandomHorizontalFlip(), T.RandomVerticalFlip()
+    moves = rng.choice([[crop], [resize], [resize], [crop, resize], [resize, T.CenterCrop(9)]])
+    steps = [*rng.sample(flips, rng.randrange(3)), *moves, *rng.sample(flips, rng.randrange(3))]
+    return steps + [T.Normalize([0.4], [0.25])] * rng.randrange(2)
+
+
+@needs_device
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+@pytest.mark.parametrize("bicubic", [False, True])
+def test_crops_are_those_of_torch(seed, bicubic):
+    from memload.transforms.kernels import crops as kernel
+
+    rng = random.Random(seed)
+    count, largest = (2, 20) if FEW else (9, 300)
+    images = pixels(
+        rng, count, rng.choice([1, 3, 3, 4]), rng.randint(2, largest), rng.randint(2, largest)
+    )
+    layout = rng.choice([torch.channels_last, torch.contiguous_format])
+    steps = crops(rng, bicubic)
+    plan = plan_of(steps, images, seed)
+    expected = run_plan(images, plan, plan.boxes(), layout)
+    numbers = torch.from_numpy(numbers_of(plan)).to(DEVICE)
+    found = kernel.run(images.to(DEVICE), plan, numbers, layout)
+    assert found.is_contiguous(memory_format=layout)
+    level = 1.01 / 255 / 0.25 if plan.maps_pixels else 1
+    assert_within(found, expected, level * (2 if bicubic else 1))
+
+
+@needs_device
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+@pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
+def test_padding_is_that_of_torch(seed, mode):
+    from memload.transforms.kernels import crops as kernel
+
+    rng = random.Random(seed)
+    images = pixels(rng, 2, 3, rng.randint(9, 20), rng.randint(9, 20))
+    steps = [
+        T.RandomCrop(8, rng.randint(0, 8), padding_mode=mode),
+        *[T.Resize(5)] * rng.randrange(2),
+    ]
+    plan = plan_of(steps, images, seed)
+    expected = run_plan(images, plan, plan.boxes(), torch.channels_last)
+    numbers = torch.from_numpy(numbers_of(plan)).to(DEVICE)
+    assert_within(kernel.run(images.to(DEVICE), plan, numbers, torch.channels_last), expected, 1)
+
+
+@needs_device
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_masks_are_those_of_torch(seed):
+    from memload.transforms.kernels.masks import gather
+
+    rng, random_numbers = random.Random(seed), np.random.default_rng(seed)
+    dtype = rng.choice([torch.uint8, torch.int16, torch.int64])
+    masks = torch.from_numpy(random_numbers.integers(0, 100, (3, 30, 41))).to(dtype)
+    mode = rng.choice(["constant", "constant", "edge", "reflect", "symmetric"])
+    if rng.random() < 0.5:
+        steps = [T.RandomResizedCrop(rng.randint(1, 70)), T.RandomVerticalFlip()]
+        if mode != "constant":
+            steps = [T.RandomCrop(rng.randint(1, 40), 9, padding_mode=mode)]
+        plan = plan_of(steps, masks[:, None], seed)
+        matrices, size, shown = plan.matrices(), plan.size, torch.from_numpy(plan.shown())
+    else:
+        matrices = np.eye(3) + random_numbers.normal(
+            0, [[0.3, 0.3, 9], [0.3, 0.3, 9], [0.002, 0.002, 0]], (3, 3, 3)
+        )
+        size, shown, mode = (rng.randint(1, 70), rng.randint(1, 70)), None, "constant"
+    matrices = torch.from_numpy(matrices)
+    expected = move_masks(masks, matrices, size, shown, mode, 77)
+    there = None if shown is None else shown.to(DEVICE)
+    found = gather(masks.to(DEVICE), matrices.to(DEVICE), size, there, mode, 77)
+    assert torch.equal(found.cpu(), expected)
+
+
+def drawn_operations(rng, channels, smallest):
+    """Return transforms that draw operations, one after another, as few as need all kernels."""
+    options = {
+        "interpolation": rng.choice(["nearest", "bilinear"]),
+        "fill": rng.choice([None, 0, 77.5, [3, 200.3, 90][:channels]]),
+    }
+    blurs = [T.RandomApply([T.GaussianBlur((3, 5))], 0.5)] if smallest > 2 else []
+    return rng.choice([
+        [T.TrivialAugmentWide(**options)],
+        [T.AutoAugment(rng.choice(["imagenet", "svhn", "cifar10"]), **options)],
+        [T.TimmRandAugment(num_ops=1, p=1, **options)],
+        [T.ColorJitter(0.8), T.RandomGrayscale(0.2), T.RandomSolarize(128, 0.2)],
+        [T.RandomApply([T.ColorJitter(contrast=0.8)], 0.8), T.RandomInvert()],
+        [*blurs, T.ColorJitter(saturation=0.8, hue=0.3)],
+        [T.RandomAdjustSharpness(2.3), T.RandomPosterize(3)],
+        [T.RandomEqualize(0.5)], [T.RandomAutocontrast(0.5)], [*blurs, T.RandomGrayscale(0.5)],
+    ])  # fmt: skip
+
+
+@needs_device
+@pytest.mark.parametrize("seed", range(3 * EXAMPLES))
+def test_operations_are_those_of_torch(seed):
+    from memload.transforms.kernels.operations import passes_of
+    from memload.transforms.operations import change_each
+
+    rng = random.Random(seed)
+    count, largest, channels = (
+        rng.randint(1, 12 if FEW else 100),
+        24 if FEW else 200,
+        rng.choice([1, 3, 3]),
+    )
+    height, width = rng.randint(3, largest), rng.randint(3, largest)
+    images = pixels(rng, count, channels, height, width)
+    steps = drawn_operations(rng, channels, min(height, width))
+    ((_, together),) = group([*steps, T.Normalize([0.4], [0.2])])
+    drawn = Drawn(together.draw(Draws(np.arange(count), seed, 0), images), images.device)
+    expected = change_each(images, drawn.array("steps"))
+    maps = drawn.array("maps")
+    expected = run_plan(expected, maps, np.zeros((count, 8), int), torch.channels_last)
+    found = images.to(DEVICE)
+    passes, numbers = passes_of(drawn.array("steps"), maps, images.shape[1:])
+    for each, array in zip(passes, numbers, strict=True):
+        found = each.run(found, torch.from_numpy(array).to(DEVICE), torch.channels_last)
+    difference = ((found.cpu() - expected).abs() * 255 * 0.2).round()
+    # A second operation may be of another level; nearest pixels may be others at ties.
+    assert (difference > 1).float().mean() < 0.01, difference.max()
+    if len(steps) == 1 and getattr(steps[0], "interpolation", "") != "nearest":
+        assert difference.max() <= (2 if isinstance(steps[0], T.AutoAugment) else 1)
+
+
+@needs_device
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_warps_are_those_of_torch(seed):
+    from memload.transforms.kernels.operations import warp
+    from memload.transforms.warping import warp as expected_warp
+
+    rng = random.Random(seed)
+    images = pixels(rng, 4, rng.choice([1, 3]), rng.randint(9, 40), rng.randint(9, 40))
+    step = rng.choice([T.RandomPerspective(0.5, 1), T.RandomAffine(99, (0.2, 0.2), (0.5, 2), 9)])
+    matrices = step.draw(Draws(np.arange(4), seed, 0), images)["matrices"]
+    fill = rng.choice([None, 77.5])
+    found = warp(images.to(DEVICE), matrices, "bilinear", fill and [fill] * images.shape[1])
+    assert_within(found, expected_warp(images, matrices, "bilinear", fill), 1)
+    found = warp(images.to(DEVICE), matrices, "nearest", None)
+    expected = expected_warp(images, matrices, "nearest", None)
+    assert (found.cpu() != expected).float().mean() < 0.01
+
+
+@needs_device
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_painted_and_mixed_images_are_those_of_torch(seed):
+    from memload.transforms.erasing import _table
+    from memload.transforms.kernels import painting
+
+    rng = random.Random(seed)
+    dtype = rng.choice([torch.uint8, torch.float16, torch.float32])
+    images = (pixels(rng, 5, rng.choice([1, 3]), 19, 33) / 255).to(dtype)
+    draws = Draws(np.arange(5), seed, 0, 0)
+    erase = T.RandomErasing(0.7, value="random" if dtype.is_floating_point else 0.0)
+    drawn = Drawn(erase.draw(draws, images), images.device)
+    table = _table(erase.colour(images), dtype, torch.device(DEVICE))
+    offsets = drawn["offsets"].to(DEVICE) if dtype.is_floating_point else None
+    found = painting.paint(images.to(DEVICE), drawn["boxes"].to(DEVICE), table, offsets)
+    expected = erase(images, samples=np.arange(5), seed=seed)
+    assert torch.equal(found.cpu(), expected)
+    mix = (
+        T.CutMix(num_classes=2)
+        if rng.random() < 0.5 or dtype == torch.uint8
+        else T.MixUp(num_classes=2)
+    )
+    drawn = Drawn(mix.draw(draws, images), images.device)
+    factor = drawn["factor"].to(DEVICE) if dtype.is_floating_point else None
+    found = painting.mix(images.to(DEVICE), factor, drawn["boxes"].to(DEVICE))
+    expected, _ = mix(images, {"label": torch.arange(5) % 2}, samples=np.arange(5), seed=seed)
+    assert_within(found, expected, 1e-3 if dtype == torch.float16 else 1e-6)
