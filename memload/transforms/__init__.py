@@ -16,66 +16,51 @@ those of the data set; elsewhere, a `Compose` names the columns:
 
 How a batch flows:
 
-    Compose, or a Transform alone       groups its steps, once
+    Compose, or a Transform alone     groups its steps, once: neighbours that join are one Pass
         │ prepare(samples, seed, epoch)
         ▼
-    Prepared ─▶ Fused                   crops, resizes, flips and maps of pixels, as one pass
-        │         │ Plan                where pixels come from, for 8,192 samples at a time
-        │         ├─▶ plan_kernel       CUDA: a Triton kernel for images, and one for masks
-        │         └─▶ plan_reference    elsewhere: plain torch operations
-        ├─────▶ FusedOperations         changes of colours, TrivialAugmentWide and the like
-        │         │ OperationsPlan      an operation and a magnitude for each of 8,192 samples
-        │         ├─▶ operations_kernel CUDA: Triton kernels, in which a sample is a matrix and a
-        │         │                     list of operations
-        │         └─▶ operations_reference   elsewhere: the samples of each operation together
-        ├─────▶ PlannedPainting, PlannedMixing   erasing, MixUp and the like
-        │         │ PaintingPlan, MixingPlan       boxes and shares of 8,192 samples
-        │         ├─▶ painting_kernel   CUDA: Triton kernels
-        │         └─▶ erasing, mixing   elsewhere: plain torch operations
-        ├─────▶ options.apply_options   steps drawn for each sample, of which some are none of these
-        │         └─▶ Prepared          those steps, for copies of the samples
-        └─────▶ Transform.apply(draws)  what is not planned
+    Prepared                          checks what it is given, and runs the steps of each view
+        │ step.draw(draws, images) ─▶ Drawn: arrays for 8,192 samples, made on the host, uploaded once
+        │ step.apply(batch, drawn) ─▶ Batch
         ▼
-    images, columns                     Followers move masks, points and boxes as each step moves
+    images, columns
+
+    step                    on CUDA, uint8              elsewhere
+    CropPass                kernels/crops               passes.run_plan
+    OperationsPass          kernels/operations, blur    operations.change_each
+    RandomErasing, MixUp …  kernels/painting            erasing, mixing
+    RandomAffine …          kernels/operations          warping
+    RandomChoice …          take copies of samples, run their steps, put them back
+    masks that follow       kernels/masks               following
 
 Each module imports only modules above it:
 
-    arguments   checks of arguments and their messages
-    draws       random numbers as a function of (seed, epoch, sample, position, view)
-    geometry    Axis and Plan: where each output pixel comes from; the weights of a resize
-    resampling  bicubic weights, and tables of weights for the kernel
-    plan_kernel a plan as Triton kernels, for images and for masks
-    sub_batches takes, puts and changes some images of a batch, or all in parts
-    plan_reference   a plan by torch operations; defines the pixels
-    following   Followers: the masks, points and boxes that move with the images
-    fused       PlannedSteps, neighbours in a list that are done together
-    lookup      changes of single values: solarize, posterize, invert, autocontrast, equalize
-    color       brightness, contrast, saturation, hue, grey
-    blur_kernel, filtering   blur and sharpness
-    operations_plan     OPERATIONS, and OperationStep: an operation and a magnitude for each sample
-    warping     matrices, and images warped by them
-    operations_reference   such steps by torch operations; defines the pixels
-    operations_kernel      the same as Triton kernels
-    moving      how images move by matrices, for masks, points and boxes
-    batch       Batch: images and columns between two steps
-    options     lists of steps that are drawn for each sample, and steps that mix samples
-    prepared    a list of steps, applied to parts of a chunk of samples
-    transform   Transform, the base of all
-    pixels      Normalize and ToDtype
-    compose     Compose, the list
-    operations_transform   OperationsTransform, the base of transforms that are operations
-    adjusting   ColorJitter, RandomSolarize, GaussianBlur and others, of one operation each
-    affine      RandomAffine, RandomRotation and RandomPerspective
-    policies    what is drawn for TrivialAugment, RandAugment and AutoAugment
-    automatic   TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment
-    choosing    RandomApply and RandomChoice
-    boxes       random boxes of given area and ratio, and the edges of boxes
-    cropping    crops, resizes and flips
-    painting_kernel   boxes painted over, and images mixed in pairs, as Triton kernels
-    erasing     RandomErasing and Cutout
-    mixing      MixUp and CutMix
-    recipes     train, evaluate, and the recipes that people train with, by name
-    foreign     what is said of torchvision's transforms: a warning, and what to use instead
+    arguments       checks of arguments and their messages
+    draws           Draws, random numbers as a function of (seed, epoch, sample, position, view); Drawn
+    geometry        Axis and Plan: where each output pixel comes from
+    operation_step  OPERATIONS, and OperationStep: an operation and a magnitude for each sample
+    kernels/        Triton kernels
+    following       Followers: masks, points and boxes follow a matrix for each sample
+    batch           Batch: images and columns between two steps; parts of it
+    passes          Pass and group: neighbours that join; CropPass, and a plan by torch operations
+    prepared        a list of steps, applied to parts of a chunk of samples
+    transform       Transform, the base of all
+    warping         matrices, and images warped by them
+    operations      what each operation does, by torch operations
+    operations_pass OperationsPass, and the base of transforms that are operations
+    boxes           random boxes of given area and ratio, and the edges of boxes
+    cropping        crops, resizes and flips
+    pixels          Normalize and ToDtype
+    compose         Compose, the list
+    adjusting       ColorJitter, RandomSolarize, GaussianBlur and others, of one operation each
+    affine          RandomAffine, RandomRotation and RandomPerspective
+    policies        what is drawn for TrivialAugment, RandAugment and AutoAugment
+    automatic       TrivialAugmentWide, RandAugment, AutoAugment and TimmRandAugment
+    erasing         RandomErasing and Cutout
+    mixing          MixUp and CutMix
+    choosing        RandomApply and RandomChoice
+    recipes         train, evaluate, and the recipes that people train with, by name
+    foreign         what is said of torchvision's transforms: a warning, and what to use instead
 """
 
 from typing import TYPE_CHECKING, NoReturn

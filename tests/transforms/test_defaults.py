@@ -70,6 +70,7 @@ DEFAULTS = {
     "meta": functools.partial(torch.device, "meta"),
     "float64": functools.partial(default_dtype, torch.float64),
     "bfloat16": functools.partial(default_dtype, torch.bfloat16),
+    "float16": functools.partial(default_dtype, torch.float16),
 }
 under_each_default = pytest.mark.parametrize("default", DEFAULTS.values(), ids=DEFAULTS)
 
