@@ -20,7 +20,7 @@ How a batch flows:
         │ prepare(samples, seed, epoch)
         ▼
     Prepared                          checks what it is given, and runs the steps of each view
-        │ step.draw(draws, images) ─▶ Drawn: arrays for 8,192 samples, made on the host, uploaded once
+        │ step.draw(draws, images) ─▶ Drawn: arrays for 8,192 samples from the host, uploaded once
         │ step.apply(batch, drawn) ─▶ Batch
         ▼
     images, columns
@@ -36,7 +36,7 @@ How a batch flows:
 Each module imports only modules above it:
 
     arguments       checks of arguments and their messages
-    draws           Draws, random numbers as a function of (seed, epoch, sample, position, view); Drawn
+    draws           Draws: random numbers as a function of (seed, epoch, sample, …); Drawn
     geometry        Axis and Plan: where each output pixel comes from
     operation_step  OPERATIONS, and OperationStep: an operation and a magnitude for each sample
     kernels/        Triton kernels
