@@ -20,17 +20,3 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     # threads, and these then keep their cores busy for 10 ms.
     page_locked.numpy()[...] = array
     return page_locked.to(device, non_blocking=True)
-
-
-class Parameters:
-    """An array of numbers for many samples, which is uploaded to a device once."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-        self._uploaded: dict[torch.device, Tensor] = {}
-
-    def on(self, device: torch.device) -> Tensor:
-        """Return the array as a tensor on a device."""
-        if device not in self._uploaded:
-            self._uploaded[device] = upload(self.array, device)
-        return self._uploaded[device]

@@ -89,12 +89,6 @@ def test_layout_dtype_and_the_images_given_stay(channels_last, make_images):
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_empty_batches_stay_empty():
-    empty = torch.empty(0, 3, 4, 5, dtype=torch.uint8)
-    for step in (transforms.RandomApply([invert]), transforms.RandomChoice([invert, darken])):
-        assert step(empty, samples=[]).shape == empty.shape
-
-
 def test_masks_points_and_boxes_follow_the_chosen_samples(make_images):
     images = make_images(100, 20, 24)
     masks, points = images[:, 0].contiguous(), torch.tensor([[3.0, 5.0]]).expand(100, 1, 2)
@@ -163,17 +157,6 @@ def test_partners_are_the_samples_before_at_any_depth(step, share, make_images):
         torch.testing.assert_close(kept + other, torch.ones(60))
         mixed.append((kept < 1).float().mean().item())
     assert abs(np.mean(mixed) - share) < 0.13
-
-
-def test_a_mixing_step_among_others_mixes_as_it_does_alone(make_images):
-    images, columns = make_images(60).float(), {"label": torch.arange(60)}
-    for mixer in (MIX, CUT):
-        one = transforms.RandomApply([mixer, lambda batch: batch], 0.6)
-        other = transforms.RandomApply([mixer], 0.6)
-        found, labels = one(images, columns, samples=SAMPLES[:60])
-        expected, expected_labels = other(images, columns, samples=SAMPLES[:60])
-        assert torch.equal(found, expected)
-        assert torch.equal(labels["label"], expected_labels["label"])
 
 
 @pytest.mark.parametrize(
@@ -288,11 +271,6 @@ def test_wrong_arguments_are_told(make, message):
         make()
 
 
-@pytest.mark.parametrize("p", [torch.tensor([1.0, 3.0]), np.array([1, 3]), (0.25, 0.75)])
-def test_weights_of_a_choice_may_be_a_tensor(p):
-    assert transforms.RandomChoice([invert, abs], p).p == (0.25, 0.75)
-
-
 def test_repr_and_pickles_have_what_is_inside(make_images):
     step = transforms.Compose([
         transforms.RandomApply([transforms.RandomGrayscale()], p=0.2),
@@ -323,27 +301,6 @@ def test_each_view_has_its_own_transforms_and_size(make_images):
         parts = again(images[start : start + 5], None, start, start + 5)
         for part, view in zip(parts, views, strict=True):
             assert torch.equal(part, view[start : start + 5])
-
-
-def test_a_list_of_equal_views_is_the_same_as_their_number(make_images):
-    images, samples = make_images(12), SAMPLES[:12]
-    steps = [transforms.RandomResizedCrop(7), transforms.RandomHorizontalFlip()]
-    by_number = transforms.Compose(steps, views=3)(images, samples=samples)
-    by_list = transforms.Compose(views=[steps] * 3)(images, samples=samples)
-    for one, other in zip(by_number, by_list, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_masks_follow_in_every_view(make_images):
-    images = make_images(12)
-    flip, crop = transforms.RandomHorizontalFlip(), transforms.RandomCrop(9)
-    step = transforms.Compose(views=[[flip], [crop, flip]], masks=["mask"])
-    views, columns = step(
-        images, {"mask": images[:, 0], "label": torch.arange(12)}, samples=range(12)
-    )
-    for view, mask in zip(views, columns["mask"], strict=True):
-        assert torch.equal(mask, view[:, 0])
-    assert torch.equal(columns["label"], torch.arange(12))
 
 
 def test_a_loader_fills_in_statistics_in_every_view(make_dataset):

@@ -105,14 +105,6 @@ def test_seed_epoch_position_and_view_each_change_what_is_drawn():
     assert torch.equal(first, with_points()(images, columns, samples=numbers)[0])
 
 
-def test_two_views_have_their_own_labels_and_share_what_is_the_same():
-    (images, _), labels = batch(range(6)), torch.arange(6)
-    mixing = transforms.Compose([transforms.CutMix(num_classes=6)], views=2)
-    _, columns = mixing(images, {"label": labels, "other": labels})
-    assert not torch.equal(*columns["label"])
-    assert columns["other"] is labels
-
-
 def test_no_global_generator_is_touched():
     def states():
         numpy = np.random.get_state()
@@ -177,15 +169,6 @@ def test_a_function_that_comes_first_may_take_other_types_and_layouts(make_image
     assert torch.equal(narrow(images.int() * 257), expected)
 
 
-def test_gradients_flow_through_modules_in_the_list(make_images):
-    layer = torch.nn.Conv2d(3, 3, 1)
-    made = transforms.Compose(
-        [transforms.ToDtype(torch.float32), layer, transforms.Normalize("imagenet")]
-    )
-    made(make_images(2)).sum().backward()
-    assert layer.weight.grad is not None
-
-
 def test_what_a_step_changes_in_place_the_next_view_does_not_see(make_images):
     images = make_images(2)
     one, other = transforms.Compose([lambda given: given.add_(3)], views=2)(images)
@@ -240,17 +223,6 @@ def test_repr_tells_equal_views_once_and_rounds_floats():
     ]  # fmt: skip
 
 
-def test_repr_has_functions_by_name():
-    def double(images):
-        return images * 2
-
-    assert passes_of(transforms.Compose([double, transforms.CenterCrop(batch), abs])) == [
-        "test_repr_has_functions_by_name.<locals>.double,",
-        "CenterCrop(size=batch),",
-        "<built-in function abs>,",
-    ]
-
-
 @pytest.mark.parametrize(
     ("steps", "passes"),
     [
@@ -272,13 +244,6 @@ def test_what_can_be_fused_is_and_nothing_else(steps, passes):
     compose = transforms.Compose([kinds[step] for step in steps])
     assert len(passes_of(compose)) == passes
     assert compose(batch([0])[0]).ndim == 4
-
-
-def test_lists_in_lists_are_one_list():
-    images, _ = batch(range(5))
-    nested = transforms.Compose([transforms.Compose(ALL[:4]), *ALL[4:]])
-    assert repr(nested) == repr(transforms.Compose(ALL))
-    assert torch.equal(nested(images), transforms.Compose(ALL)(images))
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor, lambda numbers: numbers])
@@ -486,12 +451,6 @@ def test_ranks_that_only_torchrun_knows_of_draw_differently(
     first = T.RandomCrop(8, 4)(many)
     monkeypatch.setenv("RANK", "1")
     assert not torch.equal(T.RandomCrop(8, 4)(many), first)
-
-
-def test_a_box_has_a_pixel_at_least():
-    for extents, ratio in (((1, 1), (3, 4)), ((1, 40), (0.1, 0.5)), ((40, 1), (2, 10))):
-        images = torch.full((2, 3, *extents), 7, dtype=torch.uint8)
-        assert (T.RandomResizedCrop(4, ratio=ratio)(images) == 7).all()
 
 
 COLOURS = [

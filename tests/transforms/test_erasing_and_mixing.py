@@ -6,7 +6,7 @@ import torch
 
 from memload import transforms
 from memload.transforms import prepared
-from memload.transforms.draws import Drawn, Draws
+from memload.transforms.draws import Drawn
 from memload.transforms.mixing import _beta, mix
 
 Make = Callable[..., torch.Tensor]
@@ -159,34 +159,6 @@ def test_parts_of_many_samples_get_what_they_get_alone(step, monkeypatch):
         )
         assert torch.equal(found, expected)
         assert torch.equal(columns["label"], expected_columns["label"])
-
-
-@pytest.mark.parametrize("step", PLANNED, ids=repr)
-def test_random_numbers_are_drawn_for_many_batches_at_once(step, monkeypatch):
-    images, columns = torch.rand(4, 3, 16, 12), {"label": torch.arange(4)}
-    run, drawn_for = step.prepare(np.arange(100)), []
-    uniform = Draws.uniform
-
-    def noting(draws, *arguments):
-        drawn_for.append(len(draws.samples))
-        return uniform(draws, *arguments)
-
-    monkeypatch.setattr(Draws, "uniform", noting)
-    run(images, columns, 0, 4)
-    assert max(drawn_for) == 100
-    drawn_for.clear()
-    for start in range(4, 100, 4):
-        run(images, columns, start, start + 4)
-    assert not drawn_for
-
-
-def test_shares_of_classes_can_be_mixed_again():
-    shares = torch.softmax(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), 1)
-    both = transforms.Compose([transforms.MixUp(), transforms.CutMix(num_classes=4)])
-    _, columns = both(torch.rand(6, 3, 8, 8), {"label": shares, "other": shares})
-    torch.testing.assert_close(columns["label"].sum(1), torch.ones(6))
-    assert not torch.equal(columns["label"], shares)
-    assert columns["other"] is shares
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 3.0, 10.0, 32.0, 1000.0])

@@ -24,7 +24,7 @@ from tests.transforms.kernels import (
 pytestmark = pytest.mark.slow
 T = transforms
 FEW = INTERPRETED
-EXAMPLES = 8 if FEW else 60
+EXAMPLES = 5 if FEW else 60
 
 
 @starts_the_interpreter

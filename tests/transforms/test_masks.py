@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.nn.functional import interpolate
 
-import memload
 from memload import transforms
 from memload.transforms.draws import Draws
 from memload.transforms.geometry import Axis, Plan
@@ -157,24 +156,6 @@ def test_masks_are_the_nearest_neighbours_of_the_same_boxes(height, width, dtype
 
 
 @settings(deadline=None, max_examples=30)
-@given(SIDES, SIDES, st.integers(0, 255), st.integers(0, 1 << 40))
-def test_a_mask_that_is_its_image_stays_so_unless_it_is_resized(height, width, fill, seed):
-    masks = make_masks(5, height, width)
-    compose = transforms.Compose(
-        [
-            transforms.RandomHorizontalFlip(),
-            transforms.RandomCrop((20, 30), padding=7, pad_if_needed=True, fill=fill),
-            transforms.RandomVerticalFlip(),
-            transforms.RandomCrop((18, 25), fill=fill),
-        ],
-        masks=["mask"],
-        mask_fill=fill,
-    )
-    images, columns = compose(masks[:, None], {"mask": masks}, samples=np.arange(5), seed=seed)
-    assert torch.equal(images[:, 0], columns["mask"])
-
-
-@settings(deadline=None, max_examples=30)
 @given(SIDES, SIDES, st.integers(0, 1 << 40), st.booleans())
 def test_each_pixel_of_a_mask_lies_below_that_of_the_image(height, width, seed, flip_first):
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
@@ -245,15 +226,6 @@ def test_what_changes_colours_leaves_masks_alone(make_images):
     compose = transforms.Compose(COLOURS, masks=["mask"], views=2)
     columns = compose(make_images(), {"mask": masks})[1]
     assert columns["mask"] is masks
-
-
-def test_two_views_have_a_mask_each(make_images):
-    images, masks = make_images(), make_masks(8, 20, 24)
-    compose = transforms.Compose([transforms.RandomCrop(9)], masks=["mask"], views=2)
-    one, other = compose(masks[:, None], {"mask": masks})[1]["mask"]
-    assert not torch.equal(one, other)
-    never = transforms.Compose([transforms.RandomVerticalFlip(0)], masks=["mask"], views=2)
-    assert len(never(images, {"mask": masks})[1]["mask"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -392,60 +364,3 @@ WRONG = [
 def test_a_mistake_names_the_column_and_what_was_given(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-class Shapes:
-    """A data set whose samples have a picture, a mask and their number."""
-
-    def __len__(self):
-        return 23
-
-    def __getitem__(self, number):
-        picture = np.random.default_rng(number).integers(0, 256, (26, 30, 3), np.uint8)
-        mask = make_masks(1, 26, 30, seed=number)[0].numpy()
-        return picture, {"mask": mask, "number": number}
-
-
-@pytest.fixture(scope="module")
-def datasets(tmp_path_factory):
-    """Return a data set of each fit, with pictures of 24×20 pixels."""
-    folder, found = tmp_path_factory.mktemp("masks"), []
-    for fit in ("crop", "squash", "pad"):
-        path = folder / f"{fit}.bin"
-        memload.build(Shapes(), path, size=(24, 20), fit=fit, masks=["mask"], num_workers=0)
-        found.append(memload.MemmapDataset(path))
-    return found
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.data())
-def test_masks_of_any_rank_and_after_any_resume_are_those_of_their_samples(datasets, data):
-    dataset = data.draw(st.sampled_from(datasets))
-    compose = transforms.Compose(draw_steps(data))
-    seed, num_replicas = data.draw(st.integers(0, 99)), data.draw(st.integers(1, 3))
-    options = {
-        "shuffle": data.draw(st.booleans()),
-        "num_threads": data.draw(st.integers(0, 2)),
-        "rank": data.draw(st.integers(0, num_replicas - 1)),
-        "num_replicas": num_replicas,
-    }
-    loader = memload.Loader(dataset, 4, transform=compose, seed=seed, device="cpu", **options)
-    loader.set_epoch(data.draw(st.integers(0, 3)))
-    batches = iter(loader)
-    for _ in range(data.draw(st.integers(0, len(loader) - 1))):
-        next(batches)
-    state = loader.state_dict()
-    batches.close()
-    resumed = memload.Loader(dataset, 4, transform=compose, seed=seed, device="cpu", **options)
-    resumed.load_state_dict(state)
-    compared = 0
-    for batch in resumed:
-        samples = batch.number.numpy()
-        masks = np.stack([dataset[number][1] for number in samples]).astype(np.int64)
-        expected = expected_masks(masks, compose, samples, seed=seed, epoch=state["epoch"], view=0)
-        assert batch.mask.shape[1:] == batch.images.shape[2:]
-        assert np.array_equal(ids(batch.mask), expected)
-        for number, mask in zip(samples, ids(batch.mask), strict=True):
-            assert set(mask.flat) <= {*Shapes()[number][1]["mask"].flat, 255}
-        compared += 1
-    assert compared

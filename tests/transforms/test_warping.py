@@ -266,21 +266,6 @@ def test_wrong_arguments_of_transforms_are_named(make, message):
         make()
 
 
-def test_interpolations_of_torchvision_and_pillow_are_known(torchvision):
-    modes = torchvision.transforms.InterpolationMode
-    for given_mode in (modes.BILINEAR, "bilinear", 2):
-        assert transforms.RandomAffine(9, interpolation=given_mode).interpolation == "bilinear"
-
-
-def test_a_fill_of_none_differs_from_black_only_on_the_edge():
-    images = torch.rand(2, 3, 20, 20)
-    without = transforms.RandomAffine(45, interpolation="bilinear", fill=None)
-    black = transforms.RandomAffine(45, interpolation="bilinear")
-    ours, darker = (step(images, samples=np.arange(2)) for step in (without, black))
-    assert (darker <= ours + 1e-6).all()
-    assert 0 < (darker != ours).float().mean() < 0.3
-
-
 @pytest.mark.parametrize("fill", [2**53 + 1, 2**63 - 1, -(2**63)])
 def test_any_integer_may_fill_masks(fill):
     images, masks = torch.zeros(4, 3, 6, 7), torch.ones(4, 6, 7, dtype=torch.int64)

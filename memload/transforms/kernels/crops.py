@@ -55,7 +55,8 @@ def run(images: Tensor, plan: Plan, numbers: Tensor, memory_format: torch.memory
     return out
 
 
-@triton.jit
+# Numbers of a batch may begin anywhere, but no batch needs a kernel of its own.
+@triton.jit(do_not_specialize_on_alignment=["numbers"])
 def _kernel(
     source, out, numbers, height, width, extent_y, extent_x, resized_y, resized_x,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,

@@ -37,7 +37,7 @@ def gather(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["matrices"])
 def _kernel(
     source, out, matrices, boxes, fill, height, width, extent_y, extent_x,
     PADDING: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

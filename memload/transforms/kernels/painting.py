@@ -72,7 +72,7 @@ def _make_all(kernel: Any, images: Tensor, out: Tensor, *arguments: Any, **const
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["offsets"])
 def _paint_kernel(
     source, out, edges, table, offsets, planes, height, width,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
@@ -95,7 +95,8 @@ def _paint_kernel(
     tl.store(out + _offsets(y, column, out_c, out_y, out_x, C, DENSE), value, mask=in_image)
 
 
-@triton.jit(do_not_specialize=["count"])  # so that the last batch needs no kernel of its own
+# So that neither the last batch nor others need a kernel of their own.
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["factors"])
 def _mix_kernel(
     source, out, factors, edges, count, planes, height, width,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
