@@ -214,7 +214,9 @@ def _pad(images: Tensor, before: np.ndarray, after: np.ndarray, plan: Plan) -> T
         return images
     extents = np.array(images.shape[2:])
     shape = (*images.shape[:2], *(before + extents + after).tolist())
-    padded = images.new_empty(shape).contiguous(memory_format=torch.channels_last)
+    padded = torch.empty(
+        shape, dtype=images.dtype, device=images.device, memory_format=torch.channels_last
+    )
     fill = upload(np.array(plan.fill), images.device).to(images.dtype)[:, None, None]
     padded.copy_(fill.expand(shape))
     rows, columns = map(slice, before, before + extents)
