@@ -44,8 +44,7 @@ class Compose(Transform):
       Outside of the image they are ``mask_fill``. What changes colours leaves masks alone.
     - ``boxes`` ``(N, K, 4)`` are x1, y1, x2 and y2 of the edges, in pixels: the whole image is (0,
       0, W, H). NaN is no box. A box becomes the smallest upright box that holds its corners, within
-      the image. If less than the share ``min_area`` of its area before the list is left, or
-      nothing, it becomes NaN.
+      the image. If nothing of it is left, it becomes NaN.
 
     With ``views=2`` the list is applied twice with different random numbers. Then images are a
     tuple of two, and so is each column that differs between the views. ``views`` may also be a list
