@@ -207,11 +207,12 @@ def _take_boxes(
 def _pad(images: Tensor, before: np.ndarray, after: np.ndarray, plan: Plan) -> Tensor:
     """Return images with so many more rows and columns before and after them."""
     if plan.padding_mode != "constant":
-        for dim, (first, last) in enumerate(zip(before, after, strict=True), 2):
-            places = np.arange(-first, images.shape[dim] + last)
-            shown = pixels_shown(places, images.shape[dim], plan.padding_mode)
-            images = images.index_select(dim, upload(shown, images.device))
-        return images
+        pixels = images.permute(0, 2, 3, 1)  # channels last, whole pixels are taken
+        for dim, (first, last) in enumerate(zip(before, after, strict=True), 1):
+            places = np.arange(-first, pixels.shape[dim] + last)
+            shown = pixels_shown(places, pixels.shape[dim], plan.padding_mode)
+            pixels = pixels.index_select(dim, upload(shown, images.device))
+        return pixels.permute(0, 3, 1, 2)
     extents = np.array(images.shape[2:])
     shape = (*images.shape[:2], *(before + extents + after).tolist())
     padded = torch.empty(
