@@ -22,7 +22,7 @@ from memload.editing.file_names import distinct, safe_name, safe_path
 from memload.editing.index_files import index_of
 from memload.errors import ChecksumError
 from memload.machine import available_cores
-from memload.sources.tables import KEY, PATH
+from memload.sources.tables import EXPORTED_KEY, PATH
 from memload.storage.index import Index, sync
 from memload.storage.shards import Shards, describe
 
@@ -36,7 +36,7 @@ def export(dataset: Any, output: str | Path, *, progress: bool | None = None) ->
     """Write the samples of a data set as PNG files into a folder, or into a tar file.
 
     A folder gets ``CLASS/KEY.png`` for each image: in a folder for its class, unless its key begins
-    with that. ``metadata.jsonl`` has ``file_name``, ``key``, ``label`` and all columns, as
+    with that. ``metadata.jsonl`` has ``file_name``, ``memload_key``, ``label`` and all columns, as
     ImageFolder of Hugging Face reads it. Masks are written beside, to
     ``output.mask/CLASS/KEY.png``, as gray PNGs of 8 or 16 bits, and other arrays to
     ``output.NAME/CLASS/KEY.npy``.
@@ -152,12 +152,11 @@ def _file_of(index: Index, shards: Shards, position: int) -> tuple[str, bytes]:
 
 def _facts(index: Index, position: int) -> dict[str, Any]:
     """Return the key and the columns of a sample. Numbers that are missing are None."""
-    facts: dict[str, Any] = {KEY: index.keys[position]}
+    facts: dict[str, Any] = {EXPORTED_KEY: index.keys[position]}
     for name, column in index.columns.items():
         value, texts = column[position].tolist(), index.texts.get(name)
-        facts[f"{name}_" if name == PATH else name] = (
-            _plain(value) if texts is None else texts[value]
-        )
+        entry = f"{name}_" if name in (PATH, EXPORTED_KEY) else name
+        facts[entry] = _plain(value) if texts is None else texts[value]
     return facts
 
 

@@ -53,8 +53,8 @@ def relabel(
             empty cell or null in a column.
         classes: The whole list of classes: names, a data set that has them, or a text file.
         key: The column with the names of samples, with or without extension: ``cat/1.jpg`` or
-            ``cat/1``. By default it is ``key``, else ``file_name``, else the first column with
-            paths of images, else the first column.
+            ``cat/1``. By default it is ``memload_key``, which an export has, else ``key``, else
+            ``file_name``, else the first column with paths of images, else the first column.
         label: The column with the labels. By default it is ``label``, else ``class``.
 
     Raises SourceError for a wrong table, ValueError for one that does not fit the data set,
@@ -105,14 +105,15 @@ def _read_table(
     """
     notes: list[str] = []
     table = tables.read_table(path, {}, notes)
-    key = key or (tables.KEY if tables.KEY in table else tables.image_column(table, notes))
+    own_keys = [name for name in (tables.EXPORTED_KEY, "key") if name in table]
+    key = key or (own_keys[0] if own_keys else tables.image_column(table, notes))
     own = [name for name in LABEL_NAMES if name == "label" or name not in index.columns]
     label = label or next((name for name in own if name in table and name != key), None)
     if unknown := [name for name in (key, label) if name and name not in table]:
         found = f"only {listed(table)}. Name one of them."
         raise SourceError(f"{path}: there is no column {unknown[0]!r}, {found}", path=path)
     names = table.pop(key)
-    if key == tables.KEY:  # as in a table that memload.export has written
+    if key in own_keys:  # the paths beside it are those of an export, or say the same
         table.pop(tables.PATH, None)
     if label is None:
         notes.append(f"{path.name} has no column {own[0]} or {own[1]}, so labels stay as they are")

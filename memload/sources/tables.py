@@ -23,8 +23,10 @@ from memload.wording import listed
 
 #: What may stand between the cells of a line.
 DELIMITERS = ",;\t"
-#: The columns of a table that ``memload export`` has written: paths, and the names of samples.
-PATH, KEY = "file_name", "key"
+#: The column of paths that Hugging Face's ImageFolder reads.
+PATH = "file_name"
+#: The column of names that only ``memload export`` writes. It tells that a table is an export.
+EXPORTED_KEY = "memload_key"
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
@@ -63,7 +65,6 @@ def open_table(path: str | Path, reading: Reading) -> Samples:
         replace(reading, where={}),  # the lines are chosen already
         path,
         skipped=skipped,
-        is_exported=image == PATH and KEY in table,
     )
     return samples.with_note(*notes)
 
@@ -76,10 +77,11 @@ def table_samples(
     place: object,
     *,
     class_names: Mapping[str, Sequence[str]] | None = None,
-    is_exported: bool = False,
     skipped: Mapping[str, str] | None = None,
 ) -> Samples:
     """Return samples with the columns of a table, and with masks and other arrays.
+
+    An export has the names of the samples in a column. They count unless two are the same.
 
     Args:
         samples: Names and images of all rows.
@@ -88,14 +90,15 @@ def table_samples(
         reading: How the table is read.
         place: What it is called in messages.
         class_names: The texts that columns of numbers count into.
-        is_exported: Whether ``memload export`` has written it: a column has the names then.
         skipped: Columns that could not be read, and why.
     """
-    if is_exported:
-        samples = samples.changed(keys=Keys.of([*map(str, table[KEY])]))
+    names = table.get(EXPORTED_KEY, [None])
+    is_exported = all(type(name) is str for name in names)
+    if is_exported and len({*names}) == len(names):
+        samples = samples.changed(keys=Keys.of(names))
     for name, (kind, text) in reading.entries.items():
         samples = samples.with_extra(name, kind, contents(text))
-    left_out = {*(text for _, text in reading.entries.values()), *[KEY] * is_exported}
+    left_out = {*(text for _, text in reading.entries.values()), *[EXPORTED_KEY] * is_exported}
     try:
         if reading.where:
             table, rows = selected(table, reading.where, class_names)

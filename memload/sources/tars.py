@@ -15,7 +15,7 @@ from memload.sources.archives import arranged, by_folder, is_hidden, shared_fold
 from memload.sources.columns import Columns, label_among
 from memload.sources.contents import EXTENSIONS, EXTENSIONS_OF_KIND, Ranges
 from memload.sources.samples import Reading, Samples
-from memload.sources.tables import KEY, numbers_or_texts, table_samples
+from memload.sources.tables import EXPORTED_KEY, numbers_or_texts, table_samples
 from memload.storage.keys import Keys
 
 #: A tar ends with a block of zeros of so many bytes. Data in the next so many bytes means that two
@@ -63,8 +63,7 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Samples:
     if not samples:
         raise SourceError(f"{paths[0]}: there are no images in it. Check the path.", path=paths[0])
     table, class_names = _table(samples)
-    is_exported = all(type(key) is str for key in table.get(KEY, [None]))
-    if not (is_exported or reading.label or label_among(table)):
+    if not (EXPORTED_KEY in table or reading.label or label_among(table)):
         samples = _in_folders(samples, columns, paths[0])
         table, _ = _table(samples)
         if columns.classes:
@@ -80,7 +79,6 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Samples:
         reading,
         paths[0],
         class_names={"label": class_names},
-        is_exported=is_exported,
     )
     if columns.classes:
         opened.columns.are_parts = columns.are_parts

@@ -89,7 +89,7 @@ def test_a_folder_has_typed_lines_and_the_pixels_of_the_rows(make_dataset, rows_
     assert memload.export(index, tmp_path / "pngs", progress=False) == tmp_path / "pngs"
     lines = lines_of(tmp_path / "pngs")
     assert lines[1] == {
-        "file_name": "bee/1.png", "key": "bee/1.jpg", "label": "bee", "code": "", "age": 4,
+        "file_name": "bee/1.png", "memload_key": "bee/1.jpg", "label": "bee", "code": "", "age": 4,
         "share": None, "pose": [[1.0, 1.0]], "file_name_": "a",
     }  # fmt: skip
     assert lines[4]["age"] == 2**60 + 1
@@ -153,11 +153,11 @@ def test_all_files_lie_in_the_folder_whatever_the_keys_are(make_dataset, tmp_pat
             paths = tar.getnames()
             files = [tar.extractfile(path).read() for path in paths if path.endswith(".json")]
         assert len({path.partition(".")[0] for path in paths}) == len(keys)
-        found = [json.loads(file)["key"] for file in files]
+        found = [json.loads(file)["memload_key"] for file in files]
     else:
         paths = files_in(tmp_path / "out")
         assert len(paths) == len(keys) + 1
-        found = [line["key"] for line in lines_of(tmp_path / name)]
+        found = [line["memload_key"] for line in lines_of(tmp_path / name)]
     assert found == keys
     parts = [part for path in paths for part in path.split("/")]
     assert not [part for part in parts if part.startswith(".") or len(part) > 255]
@@ -185,7 +185,7 @@ def test_a_tar_has_the_members_of_a_sample_side_by_side_and_always_the_same_byte
         assert Image.open(io.BytesIO(tar.extractfile(names[0]).read())).size == (6, 4)
     endings = itertools.product(["v1.0/a_b", "v1.0/a_b-1"], ["png", "cls", "json"])
     assert names == [".".join(parts) for parts in endings]
-    assert facts == {"key": "v1.0/a.b.jpg", "label": "ant"}
+    assert facts == {"memload_key": "v1.0/a.b.jpg", "label": "ant"}
 
 
 def test_some_samples_of_views_are_exported(make_dataset, tmp_path):
@@ -244,10 +244,10 @@ def test_hugging_face_reads_folders_and_tars(make_dataset, samples_in, tmp_path)
     found = {}
     for one in load_dataset("imagefolder", data_dir=pngs, **options):
         pixels = np.asarray(one.pop("image")).tobytes().hex()
-        found[one["key"]] = [one, pixels]
+        found[one["memload_key"]] = [one, pixels]
     for one in load_dataset("webdataset", data_files=tar, **options):
         pixels = np.asarray(one["png"]).tobytes().hex()
-        found[one["json"]["key"]] += [one["json"], one["cls"], pixels]
+        found[one["json"]["memload_key"]] += [one["json"], one["cls"], pixels]
     print(json.dumps(found))
     """
     paths = (tmp_path / name for name in ("pngs", "x.tar", "cache"))
@@ -260,5 +260,6 @@ def test_hugging_face_reads_folders_and_tars(make_dataset, samples_in, tmp_path)
     expected = {}
     for one, number in zip(samples_in(tmp_path / "made.idx"), index.columns["label"], strict=True):
         pixels = one.pop("image").hex()
-        expected[one["key"]] = [one, pixels, one, number, pixels]
+        one["memload_key"] = key = one.pop("key")
+        expected[key] = [one, pixels, one, number, pixels]
     assert json.loads(done.stdout) == expected

@@ -391,13 +391,29 @@ def test_classes_come_from_a_list_a_file_or_a_data_set(containers, tmp_path):
 
 def test_exported_tables_keep_names_and_all_texts(write):
     lines = [
-        json.dumps({"file_name": "a.jpg", "key": f"k{n}", "note": f"t{n}", "cls": n})
+        json.dumps({"file_name": "a.jpg", "memload_key": f"k{n}", "note": f"t{n}", "cls": n})
         for n in (1, 2)
     ]
     source = memload.open_source(write(*lines, name="metadata.jsonl"))
     assert list(source.keys) == ["k1", "k2"]
     assert (source.categories, source.classes) == ({"note": ["t1", "t2"]}, None)
     assert source[0].columns == {"note": 0, "cls": 1}
+    same = [line.replace("k2", "k1") for line in lines]
+    source = memload.open_source(write(*same, name="metadata.jsonl"))
+    assert list(source.keys) == ["a.jpg", "a.jpg"]
+
+
+def test_tables_of_others_may_have_keys_beside_their_paths(write, tmp_path):
+    lines = ["file_name,key,class", "a.jpg,x,pug", "b.jpg,x,beagle"]
+    source = memload.open_source(write(*lines, images=("a.jpg", "b.jpg")))
+    assert (list(source.keys), source.classes) == (["a.jpg", "b.jpg"], ["beagle", "pug"])
+    files = []
+    for number in range(2):  # as img2dataset writes them
+        facts = {"key": f"{number:05d}", "url": f"https://e.org/{number}", "caption": f"c{number}"}
+        files += [(f"{number}.jpg", b""), (f"{number}.json", json.dumps(facts).encode())]
+    source = memload.open_source(write_tar(tmp_path / "t.tar", files))
+    assert list(source.keys) == ["t.tar/0.jpg", "t.tar/1.jpg"]
+    assert (source.schema, source.categories) == ({}, {})
 
 
 def test_parquet_keeps_row_groups_together(containers):
