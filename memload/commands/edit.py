@@ -123,14 +123,10 @@ def export(path: str, output: str, where: Any, quiet: bool) -> None:
       memload export out.bin x.tar
     """
     import memload
-    from memload.storage.where import values_in
     from memload.wording import counted
 
     start_logging(quiet)
-    index = memload.Index.open(path)
-    texts = values.by_name("--where", where)
-    chosen = {name: values_in(text, index, name) for name, text in texts.items()}
-    index = memload.where(index, **chosen)
+    index = memload.where(memload.Index.open(path), **values.by_name("--where", where))
     memload.export(index, output, progress=False if quiet else None)
     if not quiet:
         echo(f"{output}: {counted(len(index), 'sample')}")

@@ -21,12 +21,12 @@ def where(dataset: Any, /, **conditions: Any) -> Index:
         conditions: For each column, a value, or a list that means any of its values. All
             conditions must hold. `MemmapDataset.where` explains which values there are.
 
-    Raises ValueError and TypeError as `MemmapDataset.where` does, and FormatError.
+    Raises ValueError as `MemmapDataset.where` does, and FormatError.
 
     >>> memload.where("out.bin", split="train").write("train.idx")  # doctest: +SKIP
     """
     index = index_of(dataset)
-    return index.subset(matching(index, conditions))
+    return index.subset(matching(len(index), index.columns, index.texts, conditions))
 
 
 def with_columns(dataset: Any, /, **columns: Any) -> Index:

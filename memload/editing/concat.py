@@ -185,13 +185,17 @@ def _unite_keys(indexes: Sequence[Index]) -> Keys:
 
 def _unite_build(builds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what is the same of all builds, and how many samples they had together."""
-    same = {
-        name: value
-        for name, value in builds[0].items()
-        if all(build.get(name) == value for build in builds)
-    }
+    same = _same(builds)
+    if all("settings" in build for build in builds):
+        same["settings"] = _same([build["settings"] for build in builds])
     counts = [name for name in ("records", "rejected") if all(name in build for build in builds)]
     return same | {name: sum(build[name] for build in builds) for name in counts}
+
+
+def _same(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        n: value for n, value in facts[0].items() if all(each.get(n) == value for each in facts)
+    }
 
 
 def _unite_statistics(indexes: Sequence[Index]) -> dict[str, Any]:

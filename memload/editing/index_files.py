@@ -17,22 +17,12 @@ def index_of(dataset: Any) -> Index:
 
 
 def write(index: Index, output: str | Path, overwrite: bool = False) -> Index:
-    """Write an index to a file in the folder of its pixels, and return it as written.
+    """Write an index as `Index.write` does, unless that would replace a file by mistake.
 
-    Args:
-        index: The index.
-        output: A name that ends in ``.idx``.
-        overwrite: Whether to replace a file of this name.
-
-    Raises ValueError for another folder or name, FileExistsError, FormatError if files of pixels
-    are missing or have been replaced, and OSError.
+    Raises what `Index.write` raises, FileExistsError, and FormatError if files of pixels are
+    missing or have been replaced since they were opened.
     """
-    path, folder = Path(output), index.path.parent
-    if path.resolve().parent != folder.resolve():
-        raise ValueError(
-            f"The output is {str(path)!r}, but the index must be in the folder of the pixels. "
-            f"Write '{folder / path.name}'."
-        )
+    path = Path(output)
     if path.suffix == ".idx" and path.exists() and not overwrite:
         raise FileExistsError(
             f"{path} exists already. Say overwrite=True (--overwrite) to replace it."

@@ -142,7 +142,8 @@ def _from_data_set(first: Index, name: str, source: Any) -> _Addition:
         raise ValueError(
             f"{name}: the masks of {other.path.name} may not lie on the images of "
             f"{first.path.name}: they have another size, or their images were built with other "
-            "settings or as images by themselves. Build both in one call of memload.build."
+            "or unknown settings, or as images by themselves. Build both in one call of "
+            "memload.build."
         )
     positions = match_samples(first, other.keys, other.path.name)
     is_found = positions >= 0
@@ -158,12 +159,18 @@ def _from_data_set(first: Index, name: str, source: Any) -> _Addition:
 
 
 def _fits(first: Index, other: Index, array: Array) -> bool:
-    """Return whether masks lie on the images, as far as that is known; true for other arrays.
+    """Return whether masks are known to lie on the images; true for other arrays.
 
     Gray images are refused, as they may be masks that were built without their images.
     """
     if array.kind == "mask":
-        return array.shape == first.image.shape[:2] and all(
-            first.setting(name) == other.setting(name) for name in ("fit", "exif")
-        )
+        same = _framing(first) == _framing(other) is not None
+        return same and array.shape == first.image.shape[:2]
     return array.kind != "image" or array.descr not in DESCRS_OF_MASKS or array.shape[2] != 1
+
+
+def _framing(index: Index) -> tuple[Any, ...] | None:
+    """Return what decides which part of a picture its row shows, or None if that is not known."""
+    if index.setting("fit") is None and index.setting("mode") != "array":
+        return None  # as of data sets of different builds that were put together
+    return index.setting("fit"), index.setting("exif")

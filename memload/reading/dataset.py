@@ -213,16 +213,18 @@ class MemmapDataset(Dataset[Any]):
         """Return a view of the samples whose columns have these values. No pixel is copied.
 
         Args:
-            conditions: For each column, a value, or a list that means any of its values. A value is
-                a text for a column with categories and for a label with class names, and a number
-                for any other column. All conditions must hold. Values are compared exactly.
+            conditions: For each column, a value, or a list that means any of its values. A text
+                such as ``"cat,dog"`` means any of them, too, unless it is a value itself. A value
+                is a text for a column with categories and for a label with class names, and a
+                number for any other column. All conditions must hold. Values are compared exactly.
 
-        Raises ValueError for a column or a value that the data set does not have, and TypeError
-        for a value of the wrong type. The message lists what there is.
+        Raises ValueError for a column or a value that the data set does not have. The message lists
+        what there is.
 
         >>> train = dataset.where(split="train", label=["cat", "dog"])
         """
-        return self.subset(matching(self.index, conditions))
+        index = self.index
+        return self.subset(matching(len(index), index.columns, index.texts, conditions))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write an index of these samples, in this order; ``MemmapDataset(path)`` opens it.

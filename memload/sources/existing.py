@@ -14,7 +14,7 @@ from memload.sources.samples import Extra, Reading, Samples
 from memload.storage.index import Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards
-from memload.storage.where import matching, values_in
+from memload.storage.where import matching
 from memload.wording import listed
 
 
@@ -48,11 +48,7 @@ def open_existing(path: str | Path, reading: Reading) -> Samples:
     samples = Samples(index.keys, IndexRows(index, "image"), columns, extras)
     if not reading.where:
         return samples
-    chosen = {
-        name: values_in(value, index, name) if isinstance(value, str) else value
-        for name, value in reading.where.items()
-    }
-    return samples.take(matching(index, chosen))
+    return samples.take(matching(len(index), index.columns, index.texts, reading.where))
 
 
 class IndexRows(Contents):

@@ -76,7 +76,8 @@ def open_source(
             ``"train_images/{image_id}.jpg"``. For a data set in Python, an entry.
         label: The column or entry of the labels. For an array, an NPY file.
         where: Reads only the rows of a table, Parquet, tars, Hugging Face's or a memload data set
-            with these values, such as ``{"split": "train"}``. A list means any of its values.
+            with these values, such as ``{"split": "train"}``. A list means any of its values, and
+            so does a text such as ``"train,val"``, unless it is a value itself.
         root: The folder or URL that the paths of a table are relative to.
         extensions: The extensions of images in a folder or a zip, such as ``[".jpg", ".gif"]``.
         masks: A folder of masks, which are called as the images are; or, by the names of masks,

@@ -19,6 +19,7 @@ from memload.sources.contents import EXTENSIONS, Contents, Files
 from memload.sources.remote import Urls, is_url, read_url
 from memload.sources.samples import Reading, Samples
 from memload.storage.keys import Keys
+from memload.storage.where import matching
 from memload.wording import listed
 
 #: What may stand between the cells of a line.
@@ -92,7 +93,7 @@ def table_samples(
         class_names: The texts that columns of numbers count into.
         skipped: Columns that could not be read, and why.
     """
-    names = table.get(EXPORTED_KEY, [None])
+    names = [*table.get(EXPORTED_KEY, [None])]
     is_exported = all(type(name) is str for name in names)
     if is_exported and len({*names}) == len(names):
         samples = samples.changed(keys=Keys.of(names))
@@ -125,21 +126,16 @@ def selected(
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Return the columns of a table, and the rows, int64, that have these values.
 
-    Values are compared as texts. A list stands for any of its values. ``texts`` are those that
-    columns of numbers count into. Raises SourceError for a column that there is not, and if no row
-    is left.
+    ``texts`` are those that columns of numbers count into. Raises SourceError for a column or a
+    value that there is not, and if no row is left.
 
     >>> selected({"id": [1, 2, 3], "split": ["a", "b", "b"]}, {"split": "b"})
     ({'id': [2, 3], 'split': ['b', 'b']}, array([1, 2]))
     """
-    rows = np.arange(len(next(iter(table.values()), ())))
-    for name, wanted in where.items():
-        if name not in table:
-            raise SourceError(f"there is no column {name!r:.80}, only {listed(table)}.")
-        several = {*map(str, wanted if isinstance(wanted, (list, tuple, set)) else [wanted])}
-        own = (texts or {}).get(name)
-        values = [str(own[value] if own else value) for value in _taken(table[name], rows)]
-        rows = rows[np.array([value in several for value in values], bool)]
+    try:
+        rows = matching(len(next(iter(table.values()), ())), table, texts or {}, where)
+    except ValueError as error:
+        raise SourceError(str(error)) from None
     if not len(rows):
         chosen = " and ".join(f"{name}={wanted}" for name, wanted in where.items())
         raise SourceError(f"there are no images with {chosen}. Check these values.")

@@ -7,71 +7,96 @@ from typing import Any
 
 import numpy as np
 
-from memload.storage.index import Index
 from memload.wording import listed
 
 
-def matching(index: Index, conditions: Mapping[str, Any]) -> np.ndarray:
+def matching(
+    samples: int,
+    columns: Mapping[str, Sequence[Any] | np.ndarray],
+    texts: Mapping[str, Sequence[str]],
+    conditions: Mapping[str, Any],
+) -> np.ndarray:
     """Return the positions of the samples for which all conditions hold, int64, in their order.
 
-    Raises ValueError and TypeError as `MemmapDataset.where` does.
+    A list means any of its values, and so does a text with commas, unless it is a value itself.
 
-    >>> matching(index, {"split": "train", "label": ["cat", "dog"]})  # doctest: +SKIP
-    array([0, 3, 4])
+    Args:
+        samples: How many samples there are.
+        columns: Their values: arrays, or lists of texts and other values, such as cells of CSV.
+        texts: The texts that columns count into. Their numbers may be given, too.
+        conditions: For each column, a value or several.
+
+    Raises ValueError for a column or a value that there is not.
+
+    >>> matching(3, {"size": np.array([7, 8, 9])}, {}, {"size": "7,9"})
+    array([0, 2])
+    >>> matching(3, {"label": np.array([0, 1, 0])}, {"label": ["cat", "dog"]}, {"label": "cat"})
+    array([0, 2])
     """
-    chosen = np.ones(len(index), bool)
-    for name, values in conditions.items():
-        if name not in index.columns:
-            known = listed(index.columns) or "no columns"
-            raise ValueError(f"where: there is no column {name!r}. The data set has {known}.")
-        column = index.columns[name]
-        if column.ndim != 1:
+    chosen = np.ones(samples, bool)
+    for name, given in conditions.items():
+        if name not in columns:
+            known = listed(columns) or "no columns"
+            raise ValueError(f"where: there is no column {name!r:.80}. There are {known}.")
+        column, own_texts = columns[name], texts.get(name)
+        if isinstance(column, np.ndarray) and column.ndim != 1:
             raise ValueError(
                 f"where: column {name!r} has an array of shape {column.shape[1:]} for each sample, "
                 "but only single values can be compared. Give subset() booleans instead."
             )
-        are_several = isinstance(values, list | tuple | set | frozenset)
-        having = np.zeros(len(index), bool)
-        for value in values if are_several else [values]:
-            having |= column == _number(value, name, column, index.texts.get(name))
+        having = np.zeros(samples, bool)
+        for value in _several(given, column, own_texts):
+            found = _equal(column, value, own_texts)
+            if found is None:
+                known = listed(own_texts or _distinct(column)) or "no sample"
+                raise ValueError(f"where: {name!r:.80} has no value {value!r:.80}. It has {known}.")
+            having |= found
         chosen &= having
     return np.flatnonzero(chosen)
 
 
-def _number(value: Any, name: str, column: np.ndarray, texts: Sequence[str] | None) -> Any:
-    """Return the number by which a column has a value. Of a text, its number may be given, too."""
-    is_number, is_text = isinstance(value, Real | np.bool_), isinstance(value, str)
-    if texts is None:
-        if is_number and np.any(column == value):  # np.isin finds no 0.1 in float32
-            return value
-        known = listed(np.unique(column).tolist()) or "no sample"
+def _several(given: Any, column: Any, texts: Sequence[str] | None) -> Any:
+    """Return the values that are given. Names of classes, for one, may have commas in them."""
+    if isinstance(given, str) and "," in given and _equal(column, given, texts) is None:
+        return given.split(",")
+    return given if isinstance(given, list | tuple | set | frozenset) else [given]
+
+
+def _equal(column: Any, value: Any, texts: Sequence[str] | None) -> np.ndarray | None:
+    """Return where a column has a value, booleans ``(n,)``, or None if it never can."""
+    if texts:
+        if isinstance(value, str):
+            value = texts.index(value) if value in texts else -1
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (is_number and value in range(len(texts))):
+            return None
+        return np.array(np.asarray(column) == value)
+    if isinstance(column, np.ndarray):
+        number = _number(value)
+        found = np.zeros(len(column), bool) if number is None else column == number
     else:
-        if is_text and value in texts:
-            return texts.index(value)
-        if is_number and not isinstance(value, bool) and value in range(len(texts)):
-            return value
-        known = listed(texts)
-    error = ValueError if is_number or (is_text and texts is not None) else TypeError
-    raise error(f"where: {name!r} has no value {value!r:.80}. It has {known}.")
+        text = _text(value)
+        found = np.array([each == value or _text(each) == text for each in column], bool)
+    return found if found.any() else None
 
 
-def values_in(text: str, index: Index, name: str) -> list[Any]:
-    """Return the values that a text from a command line stands for, for `matching`.
-
-    Values are separated by commas. But a text that is a value itself stands for this one, as names
-    of classes may have commas in them. Raises ValueError for a text in a column of numbers.
-
-    >>> values_in("cat,dog", index, "label")  # doctest: +SKIP
-    ['cat', 'dog']
-    >>> values_in("0.5,1", index, "age")  # doctest: +SKIP
-    [0.5, 1]
-    """
-    if name not in index.columns:
-        return [text]  # `matching` says which columns there are
-    texts, parts = index.texts.get(name), text.split(",")
-    if texts is not None:
-        return [text] if text in texts else parts
+def _number(value: Any) -> Any:
+    """Return a number, or the one that a text stands for, or None."""
     try:
-        return [json.loads(part) for part in parts]
+        value = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        raise ValueError(f"where: {name} is {text!r:.80}, but this column has no texts.") from None
+        return None
+    return value if isinstance(value, Real | np.bool_) else None
+
+
+def _text(value: Any) -> str:
+    """Return a value as a cell of CSV has it: ``true`` as JSON does, and nothing for None."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _distinct(column: Any) -> list[Any]:
+    if isinstance(column, np.ndarray):
+        return list(np.unique(column).tolist())
+    return [*dict.fromkeys(map(_text, column))]

@@ -67,10 +67,30 @@ def test_masks_that_would_not_lie_on_the_images_are_refused(make_dataset, add_ar
         masks((4, 5), fit="crop", exif=True),
         masks(fit="pad", exif=True),
         masks(fit="crop", exif=False),
+        masks(),
         make_dataset("gray.bin", shape=(4, 6, 1)),
     ):
         with pytest.raises(ValueError, match=r"may not lie on the images of a.idx"):
             memload.join(first, mask=other)
+
+
+def test_masks_of_several_settings_are_joined_only_if_these_are_known(make_dataset, add_array):
+    def made(name, fit, seed, **settings):
+        facts = {
+            "build": {"settings": {"fit": fit, "exif": True, **settings}},
+            "keys": Keys.of([f"{seed}/{number}.jpg" for number in range(5)]),
+        }
+        index = make_dataset(name, seed=seed, **facts)
+        masks = make_dataset(f"m{name}", seed=seed, **facts)
+        return index, add_array(masks, "mask", np.zeros((5, 4, 6), "u1"), "mask")
+
+    crop, crop_masks = made("a.bin", "crop", 1)
+    pad, pad_masks = made("b.bin", "pad", 2)
+    other, other_masks = made("c.bin", "crop", 3, interpolation="bicubic")
+    with pytest.raises(ValueError, match="may not lie on the images"):
+        memload.join(memload.concat(crop, pad), mask=memload.concat(pad_masks, crop_masks))
+    both = memload.join(memload.concat(crop, other), mask=memload.concat(other_masks, crop_masks))
+    assert both.array("mask").kind == "mask"
 
 
 def test_names_that_fit_two_pictures_are_refused(make_dataset, saved):

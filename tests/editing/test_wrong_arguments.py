@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import memload
-from memload.editing.index_files import write
 
 WRONG = {
     "concat nothing": (lambda _: memload.concat(), ValueError, "datasets: there is none"),
@@ -44,9 +43,9 @@ WRONG = {
     "large": (lambda ds: memload.with_columns(ds, a=[2**60 + 1, 0.5]), ValueError, "above 2⁵³"),
     "a text": (lambda ds: memload.with_columns(ds, a="train"), ValueError, "1 values for 5"),
     "other folder": (
-        lambda ds: write(memload.concat(ds), "a.idx"),
+        lambda ds: memload.concat(ds).write("a.idx"),
         ValueError,
-        "folder of the pix",
+        "must be in the folder of the pixels. Write '",
     ),
 }
 

@@ -66,9 +66,13 @@ def test_rows_are_chosen_by_their_values_before_types_are(tmp_path, kind):
     source = open_values(tmp_path, kind, [5, None, 7, 5, 6], where={"x": [5, 6]})
     assert source.columns.values["x"].tolist() == [5, 5, 6]
     assert source.schema["x"].dtype == "<i8"
+    commas = open_values(tmp_path, kind, [5, None, 7, 5, 6], where={"x": "5,6"})
+    assert commas.columns.values["x"].tolist() == [5, 5, 6]
+    either = open_values(tmp_path, kind, ["a", "b", "b;c"], where={"x": "a,b"}, label="x")
+    assert either.classes == ["a", "b"]
     text = open_values(tmp_path, kind, ["a", "b", "a"], where={"x": "b"}, label="x")
     assert (len(text), text.classes) == (1, ["b"])
-    with pytest.raises(memload.SourceError, match="no images with x=c"):
+    with pytest.raises(memload.SourceError, match="has no value 'c'"):
         open_values(tmp_path, kind, ["a", "b"], where={"x": "c"})
 
 

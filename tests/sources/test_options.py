@@ -32,7 +32,10 @@ WRONG = {
     "an unknown column": (lambda made: made.table(), {"label": "breed"}, "There is no column 'breed'"),
     "an unknown condition": (lambda made: made.table(), {"where": {"x": "y"}}, "no column 'x'"),
     "a condition without lines": (
-        lambda made: made.table(), {"where": {"split": "test"}}, "no images with split=test"
+        lambda made: made.table(), {"where": {"split": "test"}}, "no value 'test'. It has val, train"
+    ),
+    "conditions that no line has together": (
+        lambda made: made.table(), {"where": {"split": "val", "age": "0.25"}}, "no images with split=val and age=0.25"
     ),
     "an unknown column in a template": (
         lambda made: made.table(), {"image": "images/{id}.jpg"}, "no column 'id'"

@@ -87,6 +87,7 @@ def assert_same(found, expected):
 @settings(max_examples=60, deadline=None, database=None)
 def test_what_is_written_comes_back(index):
     with tempfile.TemporaryDirectory() as folder:
+        index = replace(index, path=Path(folder) / "unwritten.idx")
         written = index.write(Path(folder) / "a.idx")
         found = Index.read(Path(folder) / "a.idx")
         assert_same(found, index)
