@@ -58,8 +58,8 @@ def change_columns(
 
     Args:
         index: The index.
-        columns: For each column, a value for each sample. None is a missing number or an empty
-            text.
+        columns: For each column, a value for each sample. None means a missing number or an
+            empty text.
         texts: The texts that these columns count into, if they are others than those of the index.
         kept: The columns whose texts keep their numbers even if none of them occurs.
 
@@ -96,7 +96,7 @@ def replace_columns(
         index: The index.
         values: The columns, each ``(n, …)``.
         texts: What columns count into. Those of ``label`` are the classes.
-        moving: The columns that may be points or boxes. They are if they are in ``index``.
+        moving: Columns that stay points or boxes if they are such in ``index``. Others do not move.
     """
     categories, statistics = dict(texts), index.statistics
     classes = categories.pop("label", None)

@@ -39,10 +39,16 @@ def relabel(
     categories. Columns that the table lacks stay. Lines without a sample are skipped. The logger
     ``memload`` tells how many labels changed, and which lines were skipped.
 
-    If one of the labels is the name of a class, all are names. Classes that the data set has keep
-    their numbers, and new ones are appended. If none of the names is a class, the classes are those
-    of the table, sorted. Labels that are numbers count into the classes of the data set, if all of
-    them do. Other columns of text do likewise.
+    What labels in the table become, and other columns of text likewise:
+
+    ============================  ============================================================
+    labels                        classes of the result
+    ============================  ============================================================
+    names, some known             those of the data set, and new ones behind them
+    names, none known             those of the table, sorted
+    numbers of known classes      those of the data set
+    numbers, some of no class     none: the labels are numbers
+    ============================  ============================================================
 
     Args:
         dataset: A path such as ``"out.bin"``, a `MemmapDataset`, or an index.
@@ -98,7 +104,7 @@ def relabel(
 def _read_table(
     path: Path, index: Index, key: str | None, label: str | None
 ) -> tuple[Sequence[str], dict[str, Sequence[Any]]]:
-    """Return the names in a table, and its columns: texts, numbers, lists; None is missing.
+    """Return the names in a table, and its columns: texts, numbers, lists. None means missing.
 
     A column of CSV in which a text of the data set occurs is text, even if all cells could be
     numbers. Raises SourceError.

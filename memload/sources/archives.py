@@ -15,7 +15,7 @@ from memload.sources.samples import Reading, Samples
 from memload.storage.keys import Keys
 from memload.wording import listed
 
-#: More folders than this with the same subfolders are rather classes than parts of a data set.
+#: Up to so many folders with the same subfolders are parts of a data set. More are classes.
 _MAX_PARTS = 10
 _HIDDEN = re.compile(r"(^|/)(\.[^./]|__MACOSX/)")
 _ENCRYPTED = 1  # bit of the flags of a zip
@@ -109,8 +109,6 @@ def _look_for_parts(
     folders: Sequence[str], classes: Sequence[str], columns: Columns, place: str
 ) -> None:
     """See whether the classes are parts of a data set, as all have the same subfolders."""
-    example = f"{place.rstrip('/')}/{classes[0]}"
-    columns.part_remedy = f"Build each of them by itself: memload build {example} out.bin."
     if any("/" not in folder for folder in folders):
         return
     below: dict[str, set[str]] = {}
@@ -125,7 +123,7 @@ def _look_for_parts(
     )
     columns.notes.append(
         f"the class folders ({listed(classes, 3)}) have no images of their own, only folders, such "
-        f"as {folders[0]}. If those are the classes, build {example} instead"
+        f"as {folders[0]}. If those are the classes, build {place.rstrip('/')}/{classes[0]} instead"
     )
 
 
@@ -177,7 +175,6 @@ def open_zip(path: Path, reading: Reading) -> Samples:
             f"{path} is encrypted, or compressed in a rare way. Unpack it, and build the folder.",
             path=path,
         )
-    columns.part_remedy = f"Unpack {path}, and build each of its folders by itself."
     return Samples(Keys.of(keys), _zip_ranges(path, chosen), columns)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from memload.errors import SourceError
 from memload.wording import listed
 
-#: The values of all samples, by the names of columns. None is missing.
+#: The values of all samples, by the names of columns. None means missing.
 Table = Mapping[str, Sequence[Any] | np.ndarray]
 
 #: What the columns of points and boxes have.

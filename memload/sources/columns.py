@@ -60,7 +60,6 @@ class Columns:
         categories: The texts that other columns count into.
         notes: What the user should know.
         skipped: The columns that are left out, and why.
-        part_remedy: How to build the parts of a data set that look like classes here.
         are_parts: Whether the classes are parts of a data set, as all have the same subfolders.
     """
 
@@ -70,7 +69,6 @@ class Columns:
     categories: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    part_remedy: str = ""
     are_parts: bool = False
 
     def add(self, name: str, values: np.ndarray, **kind: bool) -> None:

@@ -138,7 +138,7 @@ class Ranges(Contents):
         paths: The larger files.
         file: Which of them a row is in.
         start: Where it begins, in bytes.
-        size: How many bytes it has there; -1 if it is missing.
+        size: How many bytes it has there; -1 means missing.
         zipped: For a zip, further facts, of the type `ZIPPED`.
     """
 

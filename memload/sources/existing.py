@@ -29,17 +29,13 @@ def open_existing(path: str | Path, reading: Reading) -> Samples:
     'cat/7.jpg'
     """
     index = Index.open(path)
-    columns = Columns(
-        dict(index.columns),
-        {
-            name: Column(
-                values.dtype.str, values.shape[1:], name in index.points, name in index.boxes
-            )
-            for name, values in index.columns.items()
-        },
-        None if index.classes is None else list(index.classes),
-        {name: list(texts) for name, texts in index.categories.items()},
-    )
+    schema = {
+        name: Column(values.dtype.str, values.shape[1:], name in index.points, name in index.boxes)
+        for name, values in index.columns.items()
+    }
+    classes = None if index.classes is None else list(index.classes)
+    categories = {name: list(texts) for name, texts in index.categories.items()}
+    columns = Columns(dict(index.columns), schema, classes, categories)
     extras = {
         array.name: Extra("mask" if array.kind == "mask" else "array", IndexRows(index, array.name))
         for array in index.arrays

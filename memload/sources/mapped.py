@@ -126,8 +126,8 @@ class DatasetSource(Samples):
             )
         kept = None if columns is None else [*named("columns", columns)]
         self.options = {"entries": f"{reading}, columns {kept}"}
-        #: the entries of columns, and the boxes that some columns have an item for
-        self._entries: dict[str, str] = {}
+        self._entries: dict[str, str] = {}  #: the entry of each column
+        #: the boxes of each column that has an item for each of them
         self._per_box: dict[str, str] = {}
         self._find_columns(self._facts_of_samples(first_usable), kept, dataset, classes)
         #: what labels of samples mean, if there are classes: their numbers, also by their names

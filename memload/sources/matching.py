@@ -18,8 +18,9 @@ def match(keys: Sequence[str], names: Sequence[str]) -> np.ndarray:
     """Return for each key the position of its name, int64 ``(n,)``; -1 for a key without one.
 
     A key's name is the key itself, or else the key with an extension, or else with another one.
-    Folders count. If no name fits with all of them, those fit that are the end of a key, or whose
-    end is a key, as if masks lie in one folder. Their last parts have to differ.
+    Folders count first: ``a/1.png`` is the name of ``a/1.jpg``. Only if no name fits so, shorter
+    ones do: ``1.png`` fits ``a/1.jpg``, as if masks lie in one folder, and ``a/1.png`` fits
+    ``1.jpg``. ``b/1.png`` never fits ``a/1.jpg``.
 
     Raises ValueError if two names fit a key, or two keys a name.
 

@@ -14,7 +14,15 @@ from memload.sources.existing import new_samples, open_array, open_existing
 from memload.sources.mapped import DatasetSource, first_usable_here
 from memload.sources.parquet import is_hugging_face, open_hugging_face, open_parquet
 from memload.sources.remote import is_url, open_url
-from memload.sources.samples import Reading, Samples, Source, check_labels, named, refuse_splits
+from memload.sources.samples import (
+    Kind,
+    Reading,
+    Samples,
+    Source,
+    check_labels,
+    named,
+    refuse_splits,
+)
 from memload.sources.tables import open_table
 from memload.sources.tars import open_tars
 from memload.storage.index import Index
@@ -36,6 +44,7 @@ _ENTRIES = ("image", "label", "masks", "arrays", "points", "boxes")
 _TABLE = _Kind(open_table, "a table", (*_ENTRIES, "where", "root"))
 _ARRAY = _Kind(open_array, "an array", ("label",))  # which says what to do with an .npz
 _EXISTING = _Kind(open_existing, "a memload data set", ("where",))
+_MAPPED = "a data set"
 _HUGGING_FACE = _Kind(open_hugging_face, "a data set of Hugging Face's", _TABLE.options)
 #: The kinds of files, by their ending.
 _KINDS: Mapping[str, _Kind] = {
@@ -46,6 +55,7 @@ _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys((".npy", ".npz"), _ARRAY),
     **dict.fromkeys((".bin", ".idx"), _EXISTING),
 }
+_ARGUMENTS: Sequence[tuple[str, Kind]] = (("masks", "mask"), ("arrays", "array"))
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -113,17 +123,37 @@ def _open(
     source: Any, options: Mapping[str, Any], open_mapped: Callable[[Any, Reading], Any]
 ) -> Source:
     """Open a source, and masks and arrays in folders."""
+    place, kind, source = _kind_of(source, open_mapped)
+    given = _by_name(options)
+    folders = _without_folders(given, kind)
+    _check_options(given, kind, place)
+    samples: Any = kind.open(source, Reading(**given))
+    for name, array_kind, folder in folders:
+        samples = samples.with_files(name, array_kind, folder)
+    read = {name: repr(value) for name, value in given.items() if value and name != "root"}
+    if read or folders:  # without paths: files may be moved while a build is interrupted
+        read |= {name: Path(folder).absolute().name for name, _, folder in folders}
+        samples = samples.changed(options={**read, **samples.options})
+    opened: Source = samples
+    return opened
+
+
+def _kind_of(source: Any, open_mapped: Callable[[Any, Reading], Any]) -> tuple[str, _Kind, Any]:
+    """Return what messages call a source, its kind, and what that opens."""
     paths = paths_of(source)
-    place = type(source).__name__ if paths is None else paths[0]
     if paths is not None:
-        kind, source = _kind_of_paths(paths)
-    elif isinstance(source, Source):
-        kind = _Kind(lambda opened, _: opened, "opened already")
-    elif is_hugging_face(source):
-        kind = _HUGGING_FACE
-    else:
-        _check_map_style(source)
-        kind = _Kind(open_mapped, "a data set", _ENTRIES)
+        return paths[0], *_kind_of_paths(paths)
+    place = type(source).__name__
+    if isinstance(source, Source):
+        return place, _Kind(lambda opened, _: opened, "opened already"), source
+    if is_hugging_face(source):
+        return place, _HUGGING_FACE, source
+    _check_map_style(source)
+    return place, _Kind(open_mapped, _MAPPED, _ENTRIES), source
+
+
+def _by_name(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are given, with masks, arrays, points and boxes by name."""
     given = {name: value for name, value in options.items() if value}
     if isinstance(given.get("masks"), (str, os.PathLike)):
         given["masks"] = {"mask": given["masks"]}
@@ -133,31 +163,32 @@ def _open(
         raise TypeError(f"extensions must be a list such as ['.jpg'], not {given['extensions']!r}")
     if twice := given["masks"].keys() & given["arrays"].keys():
         raise UsageError(f"--array: {min(twice)!r:.80} is a mask, too. Choose another name.")
-    folders = [
+    return given
+
+
+def _without_folders(given: Mapping[str, Any], kind: _Kind) -> list[tuple[str, Kind, Any]]:
+    """Take those masks and arrays out of the options that lie in folders, and return them."""
+    return [
         (name, array_kind, given[argument].pop(name))
-        for argument, array_kind in (("masks", "mask"), ("arrays", "array"))
+        for argument, array_kind in _ARGUMENTS
         for name, value in [*given[argument].items()]
         if _is_folder(value, argument in kind.options)
     ]
-    unknown = [name for name in given if given[name] and name not in kind.options]
-    if unknown:
-        names = {"masks": "--mask", "arrays": "--array"}
+
+
+def _check_options(given: Mapping[str, Any], kind: _Kind, place: str) -> None:
+    """Raise UsageError for options that a kind of source does not have."""
+    names = {"masks": "--mask", "arrays": "--array"}
+    if unknown := [name for name in given if given[name] and name not in kind.options]:
         raise UsageError(
             f"{', '.join(names.get(name, f'--{name}') for name in unknown)}: {place} is "
             f"{kind.description}, to which this does not apply. Leave it out."
         )
-    most = given["boxes"]
-    if kind.open is not open_mapped and any(isinstance(each, int) for each in most.values()):
-        raise UsageError(f"--boxes: the most is found in {place}. Give names: boxes={[*most]}.")
-    samples: Any = kind.open(source, Reading(**given))
-    for name, array_kind, folder in folders:
-        samples = samples.with_files(name, array_kind, folder)
-    read = {name: repr(value) for name, value in given.items() if value and name != "root"}
-    if read or folders:  # but for paths, since files may be moved while a build is interrupted
-        read |= {name: Path(folder).absolute().name for name, _, folder in folders}
-        samples = samples.changed(options={**read, **samples.options})
-    opened: Source = samples
-    return opened
+    has_most = any(isinstance(each, int) for each in given["boxes"].values())
+    if has_most and kind.description != _MAPPED:
+        raise UsageError(
+            f"--boxes: the most is found in {place}. Give names: boxes={[*given['boxes']]}."
+        )
 
 
 def _open_mapped(

@@ -49,7 +49,7 @@ def open_url(url: str, reading: Reading) -> Samples:
     columns = Columns()
     names = arranged(images_in(by_folder(found), reading, columns, url), columns, url)
     keys = Keys.of(names)
-    # A name with %20 or ? in it is quoted in the path, and one with a space too.
+    # HTTP quotes names, and not always in one way: the paths are those that the server lists.
     paths = Keys.of([found[name] for name in names]) if url.startswith("http") else None
     return Samples(keys, Urls(url.rstrip("/"), keys, paths), columns)
 

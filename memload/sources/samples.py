@@ -160,7 +160,7 @@ class Samples:
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Record | Exception]]:
-        """What reads several records. Only sources for which that is faster have it.
+        """A function that reads several records. Sources have it only if that is faster.
 
         An exception in place of a record rejects that record.
         """
@@ -371,6 +371,7 @@ def refuse_splits(samples: Samples) -> None:
         have = ", which have the same subfolders" if columns.are_parts else ""
         raise SourceError(
             f"The classes would be {listed(columns.classes, 5)}{have}: these look like parts of a "
-            f"data set. {columns.part_remedy or 'Build each of them by itself.'} If they are "
-            f"classes, say --classes {','.join(columns.classes)}."
+            f"data set. Build each by itself: a folder such as {columns.classes[0]} (unpack a tar "
+            "or a zip first), or rows with a value (--where), with the classes named by --label. "
+            f"If they are classes, say --classes {','.join(columns.classes)}."
         )

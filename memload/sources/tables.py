@@ -115,9 +115,6 @@ def table_samples(
         )
     except SourceError as error:
         raise SourceError(f"{place}: {error}") from None
-    columns.part_remedy = (
-        "Name the column of the classes with --label, and build each part with --where."
-    )
     return samples.changed(columns=columns)
 
 

@@ -26,7 +26,7 @@ _NOT_PLAIN = (b" path=", b" size=", b" GNU.")
 
 
 class _Member(NamedTuple):
-    """Where the content of a file lies in its tar file, in bytes. -1 is missing."""
+    """Where the content of a file lies in its tar file, in bytes. A size of -1 means missing."""
 
     name: str
     start: int
@@ -82,7 +82,6 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Samples:
     )
     if columns.classes:
         opened.columns.are_parts = columns.are_parts
-        opened.columns.part_remedy = "Unpack it, and build each of its folders by itself."
         opened = opened.with_note(*columns.notes)
     if skipped:
         shown = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
@@ -133,7 +132,7 @@ def _in_folders(samples: Sequence[_Sample], columns: Columns, place: Path) -> li
 def _table(samples: Sequence[_Sample]) -> tuple[dict[str, Any], list[str]]:
     """Return what .cls and the JSON of all samples have, by name, and the names of classes.
 
-    None is missing. The names are those that the JSON has for all numbers in .cls, as
+    None means missing. The names are those that the JSON has for all numbers in .cls, as
     ``memload export`` writes them.
     """
     table: dict[str, Any] = {}
