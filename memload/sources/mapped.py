@@ -432,13 +432,14 @@ def _class_names(dataset: Any, label: str | None) -> list[str] | None:
 def _refuse_unnamed(entry: str, facts: Sequence[Fact]) -> None:
     """Raise SourceError for what looks like boxes or a mask, and is not named."""
     shapes = {fact.shape for fact in facts if len(fact.shape) > 1} - {(4, 4)}  # it may be a pose
-    are_boxes = entry in BOX_NAMES or any(len(shape) == 2 and shape[1] == 4 for shape in shapes)
-    are_masks = any(max(min(shape[:2]), min(shape[-2:])) > _MASK_SIDE for shape in shapes)
-    if not (are_boxes or are_masks):
-        return
     name = "mask" if entry == "label" else entry
-    remedy = f"boxes={{{name!r}: 100}}" if are_boxes else f"masks=[{name!r}]"
+    if entry in BOX_NAMES or any(len(shape) == 2 and shape[1] == 4 for shape in shapes):
+        kind, remedy = "boxes", f"boxes={{{name!r}: 100}}"
+    elif any(max(min(shape[:2]), min(shape[-2:])) > _MASK_SIDE for shape in shapes):
+        kind, remedy = "a mask", f"masks=[{name!r}]"
+    else:
+        return
     raise SourceError(
-        f"Entry {entry!r:.80} of the samples looks like {'boxes' if are_boxes else 'a mask'}, and "
-        f"would not move with its image. Name it: {remedy}, or arrays=[{name!r}]. {_TO_KEEP_IT}"
+        f"Entry {entry!r:.80} of the samples looks like {kind}, and would not move with its image. "
+        f"Name it: {remedy}, or arrays=[{name!r}]. {_TO_KEEP_IT}"
     )
