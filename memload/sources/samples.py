@@ -369,9 +369,13 @@ def refuse_splits(samples: Samples) -> None:
     columns = samples.columns
     if columns.classes and (columns.are_parts or are_splits(columns.classes)):
         have = ", which have the same subfolders" if columns.are_parts else ""
+        part = Path(samples.root or "", columns.classes[0])
+        how = (
+            "unpack an archive first; of a table, name the classes with --label, rows with --where"
+        )
+        how = f"memload build {part} out.bin" if part.is_dir() else how
         raise SourceError(
             f"The classes would be {listed(columns.classes, 5)}{have}: these look like parts of a "
-            f"data set. Build each by itself: a folder such as {columns.classes[0]} (unpack a tar "
-            "or a zip first), or rows with a value (--where), with the classes named by --label. "
-            f"If they are classes, say --classes {','.join(columns.classes)}."
+            f"data set. Build each of them by itself: {how}. If they are classes, say --classes "
+            f"{','.join(columns.classes)}."
         )

@@ -181,11 +181,11 @@ REFUSED = {
     ),
     "folders that are called as parts": (
         lambda folder: touch(folder / "i", "train_images/1.jpg", "test_images/2.jpg"),
-        "Build each by itself: a folder such as test_images .*--classes test_images,train_images",
+        "memload build .*/test_images out.bin.*--classes test_images,train_images",
     ),
     "folders with the same subfolders": (
         lambda folder: touch(folder / "i", "x/a/1.jpg", "x/b/2.jpg", "y/a/3.jpg", "y/b/4.jpg"),
-        "same subfolders.*Build each by itself: a folder such as x",
+        "same subfolders.*memload build .*/x out.bin",
     ),
     "a table whose labels are parts": (
         lambda folder: table(folder, "path,label\n1.jpg,train\n2.jpg,test\n"), "--where"
