@@ -4,9 +4,10 @@ All JPEG decoders here are built on libjpeg-turbo and give the same pixels to th
 """
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import PIL
@@ -98,13 +99,10 @@ class Decoder:
 
         With ``draft``, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size.
         """
-
-        def decode(image: Image.Image) -> Picture:
+        with opened(data, self.max_pixels) as image:
             if isinstance(data, bytes) and image.format in ("JPEG", "MPO"):
                 return self._decode_jpeg(image, data, draft)
             return self._decode(image)
-
-        return decoded(data, self.max_pixels, decode)
 
     def _decode_jpeg(self, image: Image.Image, data: bytes, draft: Draft | None) -> Picture:
         size = image.size
@@ -139,16 +137,12 @@ class Decoder:
         return Picture(turn(converted, orientation), size, orientation, remarks=remarks)
 
 
-_Decoded = TypeVar("_Decoded")
+@contextmanager
+def opened(data: bytes | Image.Image, max_pixels: int) -> Iterator[Image.Image]:
+    """Yield the picture in the bytes of a file, or a PIL image, which is decoded meanwhile.
 
-
-def decoded(
-    data: bytes | Image.Image, max_pixels: int, decode: Callable[[Image.Image], _Decoded]
-) -> _Decoded:
-    """Return what ``decode`` makes of the picture in the bytes of a file, or of a PIL image.
-
-    Raises DecodeError for a picture that is damaged or too large, and BuildError if this process
-    lacks the memory for it.
+    Whatever that raises becomes DecodeError, as for a picture that is damaged or too large, or
+    BuildError if this process lacks the memory for it.
     """
     width = height = 0
     try:
@@ -164,7 +158,7 @@ def decoded(
                 f"too large: it has {pixels:,} pixels, and at most {max_pixels:,} are allowed "
                 "(--max-pixels)"
             )
-        return decode(image)
+        yield image
     except (DecodeError, BuildError):
         raise
     except MemoryError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from memload.building.decoders import decoded, orientation_of
+from memload.building.decoders import opened, orientation_of
 from memload.building.depth import largest_value, png_raw_mode
 from memload.building.files import read_value
 from memload.errors import DecodeError, describe_error
@@ -43,8 +43,9 @@ def decode_values(
     values of up to 16 bits or floats, or colors. A PIL image, which a data set may have changed,
     has the values that it has for NumPy. ``check`` is called with a picture before it is decoded.
     """
-
-    def decode(image: Image.Image) -> np.ndarray:
+    if isinstance(data, bytes) and data.startswith(_NPY):
+        return _read_npy(data)
+    with opened(data, max_pixels) as image:
         check(image)
         if image is data:
             return np.asarray(image)
@@ -53,10 +54,6 @@ def decode_values(
         image.load()
         values = np.asarray(image)
         return values.astype(np.uint16) if (image.mode, largest) == ("I", 65535) else values
-
-    if isinstance(data, bytes) and data.startswith(_NPY):
-        return _read_npy(data)
-    return decoded(data, max_pixels, decode)
 
 
 def _read_npy(data: bytes) -> np.ndarray:
