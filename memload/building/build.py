@@ -32,7 +32,7 @@ from memload.building.record import record_type
 from memload.building.report import ArrayReport, BuildReport
 from memload.building.resizing import Fit, Interpolation
 from memload.building.rows import Conversion, compare_rows, convert_rows
-from memload.building.shard import PLAN, Shard, rows_per_shard, shards_of, with_shards
+from memload.building.shard import PLAN, Shard, shards_of
 from memload.building.summary import (
     array_notes,
     box_notes,
@@ -272,14 +272,8 @@ def _begin(options: Options, name: Path) -> _Work:
     for read in options.data_sets_read(source):
         check_not_read(read, output)
     keys = source.keys if isinstance(source.keys, Keys) else Keys.of(list(source.keys))
-    arrays = [Array("image", settings.descr, settings.shape, ())]
-    arrays += [
-        Array(extra.name, extra.descr, extra.shape, (), extra.kind)
-        for extra in settings.extra_arrays
-    ]
-    rows = rows_per_shard(arrays, options.shard_size, len(keys))
-    arrays = [with_shards(array, output, len(keys), rows) for array in arrays]
-    plan = plan_of(source, settings, keys, rows)
+    arrays = options.array_files(settings, len(keys))
+    plan = plan_of(source, settings, keys, arrays[0].shards[0].rows)
     if former not in (None, plan) and is_finished(output):
         with publishing(folder) as is_left:  # it was killed while it renamed files
             if is_left:

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -230,6 +230,8 @@ _TYPES = ", ".join(np.dtype(descr).name for descr in DESCRS)
 @dataclass(frozen=True)
 class ArraySettings:
     """What all arrays of a build have in common: shape (H, W, C) and element type."""
+
+    mode: ClassVar[str] = "array"
 
     shape: tuple[int, int, int]
     descr: str

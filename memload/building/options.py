@@ -10,6 +10,7 @@ from typing import Any, Final
 from memload.building.conversion import AnySettings, ArraySettings, Settings
 from memload.building.decoders import MODE_OF_STORED
 from memload.building.first_samples import find_arrays, first_usable
+from memload.building.shard import rows_per_shard, with_shards
 from memload.building.summary import RejectLimit
 from memload.errors import BuildError, SourceError
 from memload.machine import available_cores
@@ -17,7 +18,7 @@ from memload.sources.existing import IndexRows, NpyRows
 from memload.sources.opening import open_source, paths_of
 from memload.sources.samples import Source
 from memload.storage.format import RESERVED, check_array_name, output_paths
-from memload.storage.index import Index
+from memload.storage.index import Array, Index
 from memload.wording import parse_size
 
 #: How pictures are stored if nothing is said: 256×256 pixels of RGB.
@@ -27,7 +28,7 @@ _MODE: Final = "RGB"
 #: The settings of pictures that concatenated data sets should have in common.
 _SHARED_SETTINGS = ("fit", "interpolation", "fast", "exif", "background", "fill")
 #: The arguments of `open_source`.
-_READING_OPTIONS = (
+READING_OPTIONS = (
     *("image", "label", "where", "root", "extensions", "masks", "arrays", "points", "boxes"),
     *("classes", "new_to"),
 )
@@ -145,7 +146,7 @@ class Options:
         opened = open_source(
             self.source,
             first_usable=functools.partial(first_usable, **workers),
-            **{name: getattr(self, name) for name in _READING_OPTIONS},
+            **{name: getattr(self, name) for name in READING_OPTIONS},
         )
         _check_source(opened)
         return opened
@@ -189,6 +190,21 @@ class Options:
                 "stores as they are. Leave it out, or resize them in the data set."
             )
         return settings
+
+    def array_files(self, settings: AnySettings, rows: int) -> list[Array]:
+        """Return the images and each other array, of so many rows, in shards of ``shard_size``.
+
+        Raises ValueError if a shard has no room for one row.
+        """
+        arrays = [
+            Array("image", settings.descr, settings.shape, ()),
+            *(
+                Array(extra.name, extra.descr, extra.shape, (), extra.kind)
+                for extra in settings.extra_arrays
+            ),
+        ]
+        limit = rows_per_shard(arrays, self.shard_size, rows)
+        return [with_shards(array, self.output, rows, limit) for array in arrays]
 
     def data_sets_read(self, source: Source) -> Iterator[Path]:
         """Yield the indexes of the data sets of memload's that the build depends on."""

@@ -52,9 +52,8 @@ def rows_per_shard(arrays: Sequence[Array], shard_size: int | None, rows: int) -
     return min(found, rows)
 
 
-def with_shards(array: Array, output: Path, rows: int, limit: int | None = None) -> Array:
+def with_shards(array: Array, output: Path, rows: int, limit: int) -> Array:
     """Return an array of so many rows, in shards of at most ``limit`` rows, of an output."""
-    limit = limit or rows
     shards = []
     for number, name in enumerate(shard_names(array_path(output, array.name), -(-rows // limit))):
         held = min(limit, rows - number * limit)

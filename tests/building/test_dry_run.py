@@ -41,6 +41,26 @@ def test_a_dry_run_says_what_the_build_then_does_and_leaves_nothing(images, num_
     assert json.loads(json.dumps(found.as_dict()))["samples"] == 60
 
 
+def test_a_dry_run_heeds_the_options_as_the_build_does(images):
+    for old, new in (("cat", "train"), ("dog", "val")):
+        (images / old).rename(images / new)
+    output = images.with_name("out.bin")
+    options = {"size": 8, "num_workers": 0, "classes": ["train", "val"], "shard_size": 8192}
+    found = memload.dry_run(images, output, **options)
+    report = memload.build(images, output, **options)
+    assert (found.classes, found.bytes) == (2, report.bytes)  # each shard has a header
+    with pytest.raises(ValueError, match="shard_size: 4,100 bytes are too few"):
+        memload.dry_run(images, output, **options | {"shard_size": 4100})
+
+
+def test_a_dry_run_of_new_samples_takes_their_size(images):
+    old, output = images.with_name("old.bin"), images.with_name("out.bin")
+    memload.build(images, old, size=(4, 6), mode="L", num_workers=0)
+    (images / "cat" / "0.png").rename(images / "cat" / "new.png")
+    found = memload.dry_run(images, output, new_to=old, num_workers=0)
+    assert (found.samples, found.shape) == (1, (4, 6, 1))
+
+
 def test_a_dry_run_of_arrays_and_of_a_data_set_in_python_stores_them_as_they_are(tmp_path):
     class Numbers:
         def __len__(self):
