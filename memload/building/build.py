@@ -101,7 +101,8 @@ def build(
             of memload's), or any map-style data set.
         output: A path that ends in ``.bin``. The index is written beside it, as ``.idx``.
         size: The side of the stored images, or (height, width). The default is 256. A data set of
-            memload's keeps its own.
+            memload's keeps its own: then its rows are stored as they are, and the new index keeps
+            what its index knows of how they were made.
         fit: ``"crop"`` resizes the image until it covers the size, then cuts equal margins. The
             pixels equal torchvision's Resize and CenterCrop bit for bit. ``"squash"`` changes the
             aspect ratio. ``"pad"`` keeps the whole image, with a margin of the color ``fill``.
@@ -509,7 +510,7 @@ def _published_report(options: Options, name: Path, **facts: Any) -> BuildReport
         classes=index.classes,
         columns=tuple(index.columns),
         rejected=index.image.rows - len(index),
-        libraries=index.build["libraries"],
+        libraries=index.build.get("libraries", {}),
         **facts,
     )
 

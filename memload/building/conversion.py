@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -49,7 +49,7 @@ from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OU
 class Row(NamedTuple):
     """The pixels of a record, row-major ``H × W × C``, and what the journal keeps of it."""
 
-    pixels: bytes
+    pixels: bytes | memoryview
     total: np.ndarray  #: the sum of the pixels, one number per channel
     squares: np.ndarray  #: the sum of their squares, see `record_type`
     flags: int
@@ -231,7 +231,7 @@ _TYPES = ", ".join(np.dtype(descr).name for descr in DESCRS)
 class ArraySettings:
     """What all arrays of a build have in common: shape (H, W, C) and element type."""
 
-    mode: ClassVar[str] = "array"
+    mode: ClassVar[str | None] = "array"
 
     shape: tuple[int, int, int]
     descr: str
@@ -273,6 +273,35 @@ class ArraySettings:
                 f"{self.shape} of {np.dtype(self.descr).name}"
             )
         return _unchanged(pixels, record, points, boxes, self)
+
+
+@dataclass(frozen=True)
+class StoredSettings(ArraySettings):
+    """Rows of a data set of memload's, which are stored as they are, with what is known of them.
+
+    ``build`` says how they were made, as far as their index knows. ``has_masks`` tells that it has
+    masks, too. ``flags`` and ``crc32`` have a number for each row of the source.
+    """
+
+    mode: ClassVar[str | None] = None  # that of a data set is the default
+
+    build: Mapping[str, Any] = field(default_factory=dict)
+    has_masks: bool = False
+    flags: Sequence[int] = ()
+    crc32: Sequence[int] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings for the index: those with which the rows were made, if known."""
+        known = self.build.get("settings") or {
+            "size": [*self.size],
+            "channels": self.shape[2],
+            "dtype": np.dtype(self.descr).name,
+        }
+        return {**known} if self.has_masks else {**_mask_options(self.extra_arrays), **known}
+
+    def libraries(self) -> dict[str, str]:
+        """Return name and version of the libraries that made the rows, if known."""
+        return dict(self.build.get("libraries", {}))
 
 
 def _as_stored(image: Any, max_pixels: int) -> np.ndarray:
@@ -322,8 +351,9 @@ def _unchanged(
     size = width, height
     frame = Frame(size, 1, Placement(size, size, size, 0, 0))
     columns, flags = _move_columns(record.columns, points, boxes, frame)
+    pixels = np.ascontiguousarray(pixels)
     return Row(
-        pixels.tobytes(),
+        pixels.data.cast("B"),
         *stored_sums(pixels),
         flags,
         size,

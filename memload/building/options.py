@@ -1,5 +1,6 @@
 """The arguments of `memload.build`, checked, and what they say: the source, and its conversion."""
 
+import copy
 import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from memload.building.conversion import AnySettings, ArraySettings, Settings
+import numpy as np
+
+from memload.building.conversion import AnySettings, ArraySettings, Settings, StoredSettings
 from memload.building.decoders import MODE_OF_STORED
 from memload.building.first_samples import find_arrays, first_usable
 from memload.building.shard import rows_per_shard, with_shards
@@ -17,7 +20,13 @@ from memload.machine import available_cores
 from memload.sources.existing import IndexRows, NpyRows
 from memload.sources.opening import open_source, paths_of
 from memload.sources.samples import Source
-from memload.storage.format import RESERVED, check_array_name, output_paths
+from memload.storage.format import (
+    FLAG_FALLBACK,
+    FLAG_ORIENTED,
+    RESERVED,
+    check_array_name,
+    output_paths,
+)
 from memload.storage.index import Array, Index
 from memload.wording import parse_size
 
@@ -171,25 +180,38 @@ class Options:
         """Return how the images are converted. Arrays and data sets are stored as they are."""
         size, mode = self.size, self.mode
         if self.new_to is not None:  # as that data set has it
-            index = Index.open(self.new_to)
-            size = index.image.shape[:2] if size is None else size
-            mode = mode or index.setting("mode")
+            known = Index.open(self.new_to)
+            size = known.image.shape[:2] if size is None else size
+            mode = mode or known.setting("mode")
         sides = None if size is None else _height_and_width(size)
-        own_mode, own_sides = _stored_as(source)
+        index = _stored_index(source)
+        own_mode, own_sides = _stored_as(source, index)
         mode = mode or own_mode or _MODE
         self._check_image_options(mode)
+        settings: AnySettings
         if mode != "array":
             options: dict[str, Any] = {"mode": mode, **self.image_options}
-            return Settings(sides or own_sides or _SIDES, **options)
-        settings: ArraySettings = first_usable(
-            functools.partial(ArraySettings.of, source), source.keys, self.num_workers, self.timeout
-        )
-        if sides is not None and sides != settings.size:
+            settings = Settings(sides or own_sides or _SIDES, **options)
+        else:
+            look = functools.partial(ArraySettings.of, source)
+            settings = first_usable(look, source.keys, self.num_workers, self.timeout)
+        if mode == "array" and sides not in (None, settings.size):
             raise ValueError(
                 f"size: {size} is not the size of the arrays, {settings.size}, which mode 'array' "
                 "stores as they are. Leave it out, or resize them in the data set."
             )
-        return settings
+        stored = None if index is None else (index.image.shape, index.image.descr)
+        if index is None or stored != (settings.shape, settings.descr):
+            return settings
+        return StoredSettings(
+            settings.shape,
+            settings.descr,
+            max_pixels=self.max_pixels,
+            build=index.build,
+            has_masks=any(array.kind == "mask" for array in index.arrays),
+            flags=_by_row(source, index.flags & (FLAG_ORIENTED | FLAG_FALLBACK)),
+            crc32=_by_row(source, index.crc32["image"][index.row]),
+        )
 
     def array_files(self, settings: AnySettings, rows: int) -> list[Array]:
         """Return the images and each other array, of so many rows, in shards of ``shard_size``.
@@ -221,19 +243,33 @@ def _contents(source: Source) -> Any:
     return getattr(images, "contents", images)
 
 
-def _stored_as(source: Source) -> tuple[Any, tuple[int, int] | None]:
+def _stored_index(source: Source) -> Index | None:
+    """Return the index of a source that is a data set of memload's."""
+    images = _contents(source)
+    return Index.open(images.path) if isinstance(images, IndexRows) else None
+
+
+def _by_row(source: Source, values: np.ndarray) -> Any:
+    """Return values of the samples of an index by row of a source, which may be a selection."""
+    images: Any = getattr(source, "images", None)
+    if not hasattr(images, "contents"):
+        return values
+    chosen = copy.copy(images)  # which chooses among values as it does among images
+    chosen.contents = values
+    return chosen
+
+
+def _stored_as(source: Source, index: Index | None) -> tuple[Any, tuple[int, int] | None]:
     """Return the mode and the sides with which a source is stored by default, if it has its own.
 
     A data set of memload's keeps both, and an .npy file keeps its arrays.
     """
-    images = _contents(source)
-    if isinstance(images, NpyRows):
+    if isinstance(_contents(source), NpyRows):
         return "array", None
-    if not isinstance(images, IndexRows):
+    if index is None:
         return None, None
-    stored = Index.open(images.path).image
-    height, width, channels = stored.shape
-    return MODE_OF_STORED.get((stored.descr, channels), "array"), (height, width)
+    height, width, channels = index.image.shape
+    return MODE_OF_STORED.get((index.image.descr, channels), "array"), (height, width)
 
 
 def different_settings(dataset: str | Path, settings: Mapping[str, Any]) -> Iterator[str]:

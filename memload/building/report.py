@@ -35,7 +35,7 @@ class BuildReport:
     shape: tuple[int, ...]  #: (H, W, C)
     dtype: str  #: such as ``uint8``
     num_workers: int
-    libraries: Mapping[str, str]  #: what decoded, with versions
+    libraries: Mapping[str, str]  #: what decoded, with versions, as far as it is known
     converted: int = (
         0  #: pictures converted by this call; fewer than all if others were done before
     )
@@ -93,8 +93,8 @@ class BuildReport:
         libraries = ", ".join(f"{name} {version}" for name, version in self.libraries.items())
         return (
             f"{self._stored()}{ledger}; "
-            f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}; "
-            f"{libraries}"
+            f"{self.images_per_second:,.0f} images/s in {self.seconds:.1f} s {by}{kept}"
+            f"{'; ' * bool(libraries)}{libraries}"
         )
 
     def _stored(self) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from memload.building.conversion import AnySettings
+from memload.building.conversion import AnySettings, StoredSettings
 from memload.building.pool import Chunk, NoteRow, look_at, run
 from memload.building.record import (
     DONE,
@@ -65,7 +65,7 @@ class Conversion:
 
     def convert(
         self, row: int, record: np.void, sample: Record | Exception | None = None
-    ) -> tuple[list[bytes], str]:
+    ) -> tuple[list[bytes | memoryview], str]:
         """Convert a sample and fill its record.
 
         Returns its rows, one for each array, or why it cannot be used. Raises BuildError if this
@@ -98,14 +98,21 @@ class Conversion:
                 reason = str(error.reason) or "no reason was given"
             return [], reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
         record["status"], record["flags"] = DONE, converted.flags
+        crc32 = {}
+        if isinstance(self.settings, StoredSettings):  # reading has compared the pixels with it
+            record["flags"] |= self.settings.flags[row]
+            crc32["image"] = self.settings.crc32[row]
         record["size"], record["remarks"] = converted.source_size, converted.remarks
         record["total"], record["squares"] = converted.total, converted.squares
         for array, extra in zip(self.settings.extra_arrays, converted.extra_arrays, strict=True):
             record[f"ids/{array.name}"] = extra.ids
-        rows = [converted.pixels, *(extra.data for extra in converted.extra_arrays)]
+        rows: list[bytes | memoryview] = [
+            converted.pixels,
+            *(extra.data for extra in converted.extra_arrays),
+        ]
         names = ["image", *(array.name for array in self.settings.extra_arrays)]
         for name, content in zip(names, rows, strict=True):
-            record[crc32_field(name)] = zlib.crc32(content)
+            record[crc32_field(name)] = crc32[name] if name in crc32 else zlib.crc32(content)
         return rows, ""
 
 
@@ -176,7 +183,7 @@ class ConvertRows:
         for row in rows:
             note_row(row)
             record = np.zeros(1, records.dtype)[0]
-            contents: list[bytes] = []
+            contents: list[bytes | memoryview] = []
             reason = chunk.lost.get(row, "")
             if not reason:
                 contents, reason = self.conversion.convert(row, record, samples.pop(row, None))

@@ -234,7 +234,7 @@ class ShardFiles:
         size = self._shard.arrays[array].row_bytes
         return os.pread(self._pixels[array], size, self._offset(row, size))
 
-    def write_row(self, row: int, contents: Sequence[bytes]) -> None:
+    def write_row(self, row: int, contents: Sequence[bytes | memoryview]) -> None:
         """Write a row of each array."""
         for descriptor, content in zip(self._pixels, contents, strict=True):
             _write(descriptor, content, self._offset(row, len(content)))
@@ -272,7 +272,7 @@ class ShardFiles:
         return HEADER_BYTES + (row - self._shard.start) * size
 
 
-def _write(descriptor: int, data: bytes, offset: int) -> None:
+def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:  # a full disk or a signal may cut a write short; the next one then tells the error
         written = os.pwrite(descriptor, view, offset)

@@ -231,7 +231,7 @@ class Source(Samples):
         (
             "source = Source(sys.argv[1]); source.function = lambda: 0\n"
             "if __name__ == '__main__': memload.build(source, {0})",
-            "The source cannot be pickled",
+            "pickle",
         ),
     ],
     ids=["works", "without a guard", "a source with a lambda"],
