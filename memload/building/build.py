@@ -15,7 +15,7 @@ import numpy as np
 from memload.building.conversion import Settings
 from memload.building.decoders import Mode
 from memload.building.options import Options, different_settings
-from memload.building.plan import check_same, plan_of, read_plan, seed_of, write_once
+from memload.building.plan import check_same, differences, plan_of, read_plan, seed_of, write_once
 from memload.building.progress import Show
 from memload.building.progress import progress as progress_display
 from memload.building.publish import (
@@ -130,9 +130,11 @@ def build(
         part: ``(i, n)`` builds the shards i, i + n, i + 2n and so on. Call it for each i from 0 to
             n - 1, at once or in turn, on any machines that see ``source`` and ``output``. Whoever
             ends last publishes the data set. Until then, ``is_published`` of the report is false.
+            A part that comes later says so.
         executor: Any `concurrent.futures.Executor`, such as Dask's. It gets one call for each
             shard. ``num_workers`` is that of a call then, by default 0.
-        overwrite: Replace the data set that is there, once the new one is complete.
+        overwrite: Replace the data set that is there, once the new one is complete. Call each part
+            once then: after the last one, a further call would begin anew.
         progress: Whether to show a bar. The default: if stderr is a terminal or this is a notebook.
             Otherwise the logger ``memload`` gets a line every 30 seconds.
         image: The column of the images, or a template for a table's, such as
@@ -200,6 +202,7 @@ def _build(options: Options, name: Path) -> BuildReport:
     remove_leftovers(output)
     is_published = index_path.exists() and not (folder / PLAN).exists() and not options.overwrite
     if is_published and options.part is not None:
+        _check_published(options, name)
         return _published_report(options, name)
     work = _begin(options, name)
     converted, notes = _build_shards(work), work.source.notes
@@ -227,6 +230,22 @@ def _build(options: Options, name: Path) -> BuildReport:
         unfinished_shards=unfinished,
         **facts,
     )
+
+
+def _check_published(options: Options, name: Path) -> None:
+    """Raise BuildError if a data set was built with other settings, or from fewer or more samples.
+
+    A part that comes late takes it for that of the other parts.
+    """
+    index, source = Index.open(output_paths(options.output)[0]), options.open_source()
+    before = {**index.build.get("settings", {}), "samples": index.image.rows}
+    now = {**options.settings(source).as_dict(), "samples": len(source)}
+    if texts := [*differences(before, now)]:
+        raise BuildError(
+            f"{name} exists already, and is something else: {'; '.join(texts)}. Choose another "
+            "output, or say --overwrite.",
+            path=options.output,
+        )
 
 
 @dataclass(frozen=True)

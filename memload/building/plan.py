@@ -31,7 +31,7 @@ _UNREADABLE = {
 def plan_of(
     source: Source, settings: AnySettings, keys: Keys, rows_per_shard: int
 ) -> dict[str, Any]:
-    """Return the plan of a build, as it is after it was written and read."""
+    """Return the plan of a build, in the types of JSON."""
     plan = {
         "format": _FORMAT,
         **settings.as_dict(),
@@ -101,7 +101,7 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
     """Raise BuildError if the unfinished build in a folder has another plan."""
     if before == now:
         return
-    texts = list(_differences(before, now))
+    texts = list(differences(before, now))
     raise BuildError(
         f"{folder} holds an unfinished build of something else: {'; '.join(texts)}. Give the same "
         "source and options to go on with it, or delete that folder to begin anew.",
@@ -109,7 +109,7 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
     )
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield what differs between two plans, such as ``size was [224, 224] and is [256, 256]``."""
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)

@@ -66,6 +66,24 @@ def test_a_late_part_finds_the_data_set(drill, place):
         build(drill, place)
 
 
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"size": 6}, r"size was \[8, 8\] and is \[6, 6\]"),
+        ({"fit": "pad"}, "fit was 'crop' and is 'pad'"),
+        ({"extensions": [".png"]}, None),
+    ],
+)
+def test_a_late_part_of_something_else_is_refused(drill, place, expected, options, difference):
+    build(drill, place)
+    if difference is None:
+        (drill.source / "bee" / "007.jpg").rename(drill.source / "bee" / "007.png")
+        difference = "samples was 60 and is 1"
+    with pytest.raises(memload.BuildError, match=difference):
+        build(drill, place, part=(1, 2), **options)
+    assert drill.files(place) == expected
+
+
 def test_parts_replace_a_data_set_once_all_are_done(drill, place, expected):
     build(drill, place, size=6, shard_size=None)
     before = drill.files(place)
