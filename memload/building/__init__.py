@@ -11,7 +11,8 @@ of an image, from top to bottom; the middle runs in worker processes::
     pool               hand out chunks of rows; replace a worker that dies or hangs
       │  rows 0 to 32
     rows ────────▶   skip a row that is done already
-      │  conversion    read it (files) ─▶ decoders, depth ─▶ resizing ─▶ pixels and their sums
+      │  conversion    its record, with columns and checksums
+      │  settings      read it (files) ─▶ decoders, depth ─▶ resizing ─▶ pixels and their sums
       │  extra_arrays  its masks ─▶ stored_values ─▶ resizing; other arrays as they are
       │  shard         pixels and record, each at its own offset, with checksums
       ▼
@@ -52,7 +53,8 @@ The images, the masks and all others are *arrays*. Those beside the images are *
 `progress`              a bar, or a line in the log
 `first_samples`         the first usable sample, in a worker: columns, shapes, types
 `open_files`            files that a data set has open, opened again in each worker
-`conversion`            a record to a row: its pixels, flags and sums
+`conversion`            a sample to its rows and its record, or why not
+`settings`              an image to its pixels, flags and sums
 `extra_arrays`          its masks, which go where the pixels go, and its other arrays
 `stored_values`         the values of masks and arrays as their files have them
 `files`                 the bytes of a file, or why not

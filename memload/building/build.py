@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memload.building.conversion import Settings
+from memload.building.conversion import Conversion
 from memload.building.decoders import Mode
 from memload.building.options import Options, different_settings
 from memload.building.plan import check_same, differences, plan_of, read_plan, seed_of, write_once
@@ -31,7 +31,8 @@ from memload.building.publish import (
 from memload.building.record import record_type
 from memload.building.report import ArrayReport, BuildReport
 from memload.building.resizing import Fit, Interpolation
-from memload.building.rows import Conversion, compare_rows, convert_rows
+from memload.building.rows import compare_rows, convert_rows
+from memload.building.settings import Settings
 from memload.building.shard import PLAN, Shard, shards_of
 from memload.building.summary import (
     array_notes,

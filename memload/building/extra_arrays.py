@@ -54,7 +54,7 @@ class ExtraArray:
     def bitmap_size(self) -> int:
         """How many bytes say which ids occur in a row: 32 for a mask of uint8, else 0.
 
-        There is a bit for each id, that of the first one in the highest bit.
+        Id 0 is the highest bit of the first byte, as `numpy.packbits` has it.
         """
         return 32 if self.kind == "mask" and self.descr == "|u1" else 0
 
@@ -107,9 +107,8 @@ def convert_arrays(
 def look_at_array(array: ExtraArray, value: Any, max_pixels: int) -> ExtraArray:
     """Return an array with the type and shape of a value as `Record` has it. Raises DecodeError.
 
-    The ids of a mask with 8 bits become uint8, and those of uint16 stay. Signed integers, and those
-    of 32 and 64 bits, are what libraries take by default, whatever the ids: these become uint8,
-    too, unless an id is larger.
+    Masks of uint16 stay uint16. All others become uint8, unless an id is above 255: libraries often
+    save small ids as int32 or int64.
     """
     try:
         if array.kind == "mask":

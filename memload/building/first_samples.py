@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from memload.building.conversion import AnySettings
 from memload.building.extra_arrays import ExtraArray, look_at_array
 from memload.building.pool import look_at
+from memload.building.settings import AnySettings
 from memload.errors import SourceError
 from memload.sources.samples import Source
 
-#: So many samples are tried. Of these, a few may crash or hang.
+#: At most so many samples are tried, and fewer if all of them crash or hang: that takes long.
 _MAX_FIRST_SAMPLES, _MAX_LOST_SAMPLES = 100, 3
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from memload.building.conversion import AnySettings, ArraySettings, Settings, StoredSettings
 from memload.building.decoders import MODE_OF_STORED
 from memload.building.first_samples import find_arrays, first_usable
+from memload.building.settings import AnySettings, ArraySettings, Settings, StoredSettings
 from memload.building.shard import rows_per_shard, with_shards
 from memload.building.summary import RejectLimit
 from memload.errors import BuildError, SourceError
@@ -187,12 +187,12 @@ class Options:
         index = _stored_index(source)
         own_mode, own_sides = _stored_as(source, index)
         mode = mode or own_mode or _MODE
-        self._check_image_options(mode)
         settings: AnySettings
         if mode != "array":
             options: dict[str, Any] = {"mode": mode, **self.image_options}
             settings = Settings(sides or own_sides or _SIDES, **options)
         else:
+            self._check_image_options(mode)
             look = functools.partial(ArraySettings.of, source)
             settings = first_usable(look, source.keys, self.num_workers, self.timeout)
         if mode == "array" and sides not in (None, settings.size):

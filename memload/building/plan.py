@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from memload.building.conversion import AnySettings
+from memload.building.settings import AnySettings
 from memload.building.shard import PLAN
 from memload.errors import BuildError
 from memload.sources.samples import Source

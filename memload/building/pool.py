@@ -46,7 +46,7 @@ _START_SECONDS = 60.0
 #: Seconds between two looks at the workers.
 _LOOK_SECONDS = 0.5
 
-#: The largest block, just below 32 MiB, that teaches glibc to reuse freed memory.
+#: Freeing a block of just below 32 MiB makes glibc reuse freed memory: see `_prepare`.
 _LARGE_BLOCK = (32 << 20) - (64 << 10)
 
 #: A function that is told each row before work on it begins.

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-from memload.building.conversion import AnySettings
 from memload.building.record import (
     DONE,
     column_values,
@@ -29,6 +28,7 @@ from memload.building.record import (
     names_of_boxes,
     names_of_points,
 )
+from memload.building.settings import AnySettings
 from memload.building.shard import PLAN
 from memload.building.summary import mask_ids, statistics
 from memload.errors import BuildError, FormatError

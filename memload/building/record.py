@@ -65,7 +65,7 @@ def record_type(
 def may_be_floats(name: str, schema: Mapping[str, Column]) -> bool:
     """Return whether integers become floats if one of the numbers is a fraction or missing.
 
-    A record has the whole part of such a number, and the rest in a field of its own.
+    The integer part is in ``column/NAME``, the fraction or NaN in ``rest/NAME``.
     """
     return schema[name] == Column("<i8") and name != "label"
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from PIL import Image
@@ -182,30 +182,39 @@ def _resize_whole(
     return image if visible == (0, 0, width, height) else image.crop(visible)
 
 
-#: EXIF orientation → what Pillow does to a stored picture to show it upright.
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+class _Turn(NamedTuple):
+    """How a stored picture becomes upright: its axes are swapped first, then it is flipped."""
+
+    swaps: bool
+    flips_x: bool
+    flips_y: bool
+    operation: Image.Transpose  #: the same for Pillow
+
+
+#: By EXIF orientation.
+_TURNS = {
+    2: _Turn(False, True, False, Image.Transpose.FLIP_LEFT_RIGHT),
+    3: _Turn(False, True, True, Image.Transpose.ROTATE_180),
+    4: _Turn(False, False, True, Image.Transpose.FLIP_TOP_BOTTOM),
+    5: _Turn(True, False, False, Image.Transpose.TRANSPOSE),
+    6: _Turn(True, True, False, Image.Transpose.ROTATE_270),
+    7: _Turn(True, True, True, Image.Transpose.TRANSVERSE),
+    8: _Turn(True, False, True, Image.Transpose.ROTATE_90),
 }
 
 
 def turn(image: Image.Image, orientation: int) -> Image.Image:
     """Return upright a picture that was stored with this EXIF orientation (1 to 8)."""
-    return image if orientation == 1 else image.transpose(_TRANSPOSE[orientation])
+    return image if orientation == 1 else image.transpose(_TURNS[orientation].operation)
 
 
 def turn_mask(mask: np.ndarray, orientation: int) -> np.ndarray:
     """Return a view of an array ``(H, W)`` or ``(H, W, C)``, turned as `turn` does it."""
-    if orientation >= 5:
-        mask = mask.swapaxes(0, 1)
-    if orientation in (3, 4, 7, 8):
-        mask = mask[::-1]
-    return mask[:, ::-1] if orientation in (2, 3, 6, 7) else mask
+    if orientation == 1:
+        return mask
+    turned = _TURNS[orientation]
+    mask = mask.swapaxes(0, 1) if turned.swaps else mask
+    return mask[:: -1 if turned.flips_y else 1, :: -1 if turned.flips_x else 1]
 
 
 def turn_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
@@ -215,16 +224,8 @@ def turn_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 def turn_points(points: np.ndarray, size: tuple[int, int], orientation: int) -> np.ndarray:
     """Move points ``(k, 2)`` as `turn` moves the pixels of a picture of this size."""
-    x, y = points[:, 0], points[:, 1]
-    right, bottom = size[0] - 1, size[1] - 1
-    turned = {
-        1: (x, y),
-        2: (right - x, y),
-        3: (right - x, bottom - y),
-        4: (x, bottom - y),
-        5: (y, x),
-        6: (bottom - y, x),
-        7: (bottom - y, right - x),
-        8: (y, right - x),
-    }
-    return np.stack(turned[orientation], axis=1)
+    if orientation == 1:
+        return points
+    turned, last = _TURNS[orientation], np.array(turn_size(size, orientation)) - 1
+    points = points[:, ::-1] if turned.swaps else points
+    return np.where([turned.flips_x, turned.flips_y], last - points, points)

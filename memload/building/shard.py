@@ -5,7 +5,7 @@
     out.building/out-00007-of-00313.bin    pixels: each row at its own offset
     out.building/00007.rows                the journal: one record per row, at its own offset
     out.building/00007.done                the same file, once the shard is complete
-    out.building/00007.reasons             why rows were rejected: a hole wherever none was
+    out.building/00007.reasons             why rows were rejected; sparse, at fixed offsets
 
 One process builds a shard, with its workers, and holds the lock of the journal (``flock``). The new
 name of the journal is all that says that a shard is done.
@@ -99,7 +99,8 @@ class Shard:
             if self.is_done or not (self.folder / PLAN).exists():  # … or it was published
                 yield False
                 return
-            # For writing only: what is open for reading is opened again in workers.
+            # Write-only, because workers reopen readable files, and a reopened one would not hold
+            # the lock.
             descriptor = os.open(self.journal, os.O_WRONLY | os.O_CREAT | _NO_LINKS, 0o666)
             try:
                 if not _lock(descriptor, deadline):
@@ -210,7 +211,7 @@ def _is_open_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-class ShardFiles:
+class ShardWriter:
     """The open files of a shard, in the process that converts its rows. Not thread-safe.
 
     Raises OSError, for example if the disk is full.

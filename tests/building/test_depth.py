@@ -9,9 +9,9 @@ import pytest
 from PIL import Image, TiffImagePlugin
 
 import memload
-from memload.building.conversion import Settings
 from memload.building.remarks import FLATTENED, REDUCED
 from memload.building.resizing import FITS, INTERPOLATIONS, Placement
+from memload.building.settings import Settings
 from memload.errors import DecodeError
 from memload.sources.samples import Record
 

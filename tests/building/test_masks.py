@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, features
 
-from memload.building.conversion import ArraySettings, Settings
 from memload.building.extra_arrays import ExtraArray
 from memload.building.resizing import FITS, Placement, nearest, place_mask, turn
+from memload.building.settings import ArraySettings, Settings
 from memload.errors import DecodeError
 from memload.sources.samples import Record
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, features
 
-from memload.building.conversion import ArraySettings, Settings
 from memload.building.resizing import FITS, INTERPOLATIONS, Placement
+from memload.building.settings import ArraySettings, Settings
 from memload.errors import DecodeError
 from memload.sources.samples import Record
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
