@@ -154,6 +154,8 @@ def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[
             record[field] = array.astype(column.dtype)
         if np.dtype(column.dtype).kind == "f":
             is_kept = np.array_equal(np.isfinite(record[field]), np.isfinite(array))
+            if array.dtype.kind in "iu" and column.dtype == "<f8":  # such as ids above 2**53
+                is_kept = np.array_equal(record[field].astype(array.dtype), array)
         else:
             is_kept = np.array_equal(record[field], array)
         if not is_kept:

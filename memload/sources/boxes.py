@@ -53,6 +53,11 @@ def table_numbers(table: Table, kind: str, name: str, text: str) -> tuple[np.nda
                 "Name a column of lists, or a pattern such as "
                 f"'{','.join(part + '*' for part in parts)}'."
             )
+        if kind == "boxes" and {*map(str.lower, chosen)} & {"w", "h", "width", "height"}:
+            raise SourceError(
+                f"--boxes {name!r:.80}: the columns {listed(chosen)} are sizes, and x1, y1, x2, y2 "
+                "are wanted. Add columns of x + width and y + height."
+            )
         stacked = np.stack([np.array(table[column], np.float32) for column in chosen], 1)
         values, names = stacked.reshape(len(stacked), -1, len(parts)), {*chosen}
     if kind == "boxes":

@@ -77,6 +77,12 @@ def new_samples(samples: Samples, path: str | Path) -> Samples:
     """
     index = Index.open(path)
     new = samples.new_to(index.keys)
+    if not len(new) and samples.are_numbered:
+        raise SourceError(
+            f"The samples have no names, only numbers, and {path} has as many, so whether they are "
+            "new cannot be known. Build without --new-to, then 'memload concat'.",
+            path=path,
+        )
     if not len(new):
         raise NothingNewError(
             f"Nothing is new: {path} has all {len(samples):,} samples of the source, so nothing "

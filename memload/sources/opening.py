@@ -82,6 +82,9 @@ def open_source(
         new_to: A data set of memload's. Samples whose names it has are left out.
         first_usable: Looks at samples of a data set in Python, perhaps in another process: see
             `memload.sources.mapped.first_usable_here`.
+        options: How the source is read, as listed below.
+
+    Keyword Args:
         image: The column of the images, or a template for a table's, such as
             ``"train_images/{image_id}.jpg"``. For a data set in Python, an entry.
         label: The column or entry of the labels. For an array, an NPY file.

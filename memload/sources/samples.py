@@ -369,11 +369,14 @@ def refuse_splits(samples: Samples) -> None:
     columns = samples.columns
     if columns.classes and (columns.are_parts or are_splits(columns.classes)):
         have = ", which have the same subfolders" if columns.are_parts else ""
-        part = Path(samples.root or "", columns.classes[0])
+        root = Path(samples.root or "")
+        first, *others = sorted(columns.classes, key=lambda name: "train" not in name.lower())
         how = (
             "unpack an archive first; of a table, name the classes with --label, rows with --where"
         )
-        how = f"memload build {part} out.bin" if part.is_dir() else how
+        if (root / first).is_dir():
+            how = f"'memload build {root / first} {first}.bin', then "
+            how += f"'memload build {root / others[0]} {others[0]}.bin --classes {first}.bin'"
         raise SourceError(
             f"The classes would be {listed(columns.classes, 5)}{have}: these look like parts of a "
             f"data set. Build each of them by itself: {how}. If they are classes, say --classes "

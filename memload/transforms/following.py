@@ -184,7 +184,8 @@ def _move_boxes(boxes: Tensor, matrices: Tensor, size: tuple[int, int]) -> Tenso
     Boxes of which nothing is left are NaN.
     """
     count, number = boxes.shape[:2]
-    corners = boxes.double()[..., [0, 1, 2, 1, 2, 3, 0, 3]].reshape(count, 4 * number, 2)
+    x1, y1, x2, y2 = boxes.double().unbind(-1)
+    corners = torch.stack([x1, y1, x2, y1, x2, y2, x1, y2], -1).reshape(count, 4 * number, 2)
     # In float32, edges that meet are equal again.
     moved = _move(corners, matrices).float().view(count, number, 4, 2)
     edges = []

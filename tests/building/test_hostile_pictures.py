@@ -122,6 +122,8 @@ def test_a_hostile_picture_costs_its_own_sample_and_little_memory(num_workers, p
     for name, (make, _) in PICTURES.items():
         (pictures / name).write_bytes(make())
     expected = {name: reason for name, (_, reason) in PICTURES.items() if reason}
+    if num_workers == 0:  # Pillow's own limit holds, as it is one of the whole process
+        expected |= dict.fromkeys(["size.png", "size.jpg", "size.ppm"], "DecompressionBomb|pixels")
     ledger = build(pictures, num_workers, odd=len(PICTURES) - len(expected))
     assert ledger.keys() == expected.keys()
     assert not [name for name in expected if not re.search(expected[name], ledger[name])]

@@ -56,12 +56,13 @@ def path(make_dataset, add_array):
 
 
 def check_same(one, other):
-    """Check that a batch on CUDA is one on the CPU: images and points nearly, all else exactly."""
+    """Check that a batch on CUDA is one on the CPU: images within a level, points nearly."""
     assert one._fields == other._fields
     for name, found, expected in zip(one._fields, one, other, strict=True):
         assert (found.is_cuda, found.dtype) == (True, expected.dtype)
         if name in ("images", "eyes") and expected.is_floating_point():
-            torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+            level = 1.01 / 255 / 0.224 if name == "images" else 1e-4  # after Normalize("imagenet")
+            torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=level)
         else:
             np.testing.assert_array_equal(found.cpu().numpy(), expected.numpy())
 

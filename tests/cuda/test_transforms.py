@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from memload import transforms
-from memload.transforms.erasing import _table
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 #: A level of uint8 after Normalize("imagenet"), whose smallest deviation is 0.224.
@@ -36,8 +35,16 @@ def assert_close(found, expected, level, share=1e-3):
 @pytest.fixture(scope="module", autouse=True)
 def normal_noise():
     """Upload the tables that transforms keep on a device, before tests are checked for leaks."""
-    for dtype in FLOATS:
-        _table(None, dtype, torch.device("cuda", torch.cuda.current_device()))
+    steps = [
+        transforms.RandomErasing(),
+        transforms.RandomErasing(value=(3, 77.7, 200)),
+        transforms.Cutout(9),
+        transforms.Cutout(17, fill=9),
+    ]
+    for dtype in (torch.uint8, *FLOATS):
+        images = pixels(2, 50, 60).to(dtype).cuda()
+        for step in [*steps, *[transforms.RandomErasing(value="random")] * dtype.is_floating_point]:
+            step(images, samples=np.arange(2))
 
 
 EVERYTHING = [

@@ -104,6 +104,8 @@ class Editing(RuleBasedStateMachine):
     @rule(target=datasets, dataset=datasets)
     def pack(self, dataset):
         path, samples = dataset
+        if len({sample["key"] for sample in samples}) < len(samples):
+            return multiple()  # each would get a row of its own, and its name would be unclear
         packed = self.path(".bin")
         memload.build(path, packed, num_workers=0, progress=False)
         assert self.samples_in(packed) == samples
@@ -173,7 +175,7 @@ class Editing(RuleBasedStateMachine):
         return self.edited(lambda: memload.join(path, **{name: file}), name in samples[0], joined)
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [15, pytest.param(150, marks=pytest.mark.slow)])
 def test_edits_do_to_data_sets_what_they_do_to_a_list_of_dicts(
     write_dataset, samples_in, tmp_path, examples
 ):

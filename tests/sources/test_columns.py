@@ -190,6 +190,9 @@ def test_columns_of_numbers_are_boxes(write):
     assert source.schema["boxes"] == ("<f4", (1, 4), False, True)
     with pytest.raises(memload.SourceError, match="ends before it begins"):
         memload.open_source(write("path,x1,y1,x2,y2", "a.jpg,3,2,1,4"), boxes={"b": "x1,y1,x2,y2"})
+    table = write("path,x,y,width,height", "a.jpg,3,2,10,40")
+    with pytest.raises(memload.SourceError, match="x, y, width, height are sizes"):
+        memload.open_source(table, boxes={"b": "x,y,width,height"})
 
 
 def open_scenes(tmp_path, kind, **options):

@@ -181,11 +181,11 @@ REFUSED = {
     ),
     "folders that are called as parts": (
         lambda folder: touch(folder / "i", "train_images/1.jpg", "test_images/2.jpg"),
-        "memload build .*/test_images out.bin.*--classes test_images,train_images",
+        "memload build .*/train_images train_images.bin.*/test_images test_images.bin --classes train_images.bin.*--classes test_images,train_images",
     ),
     "folders with the same subfolders": (
         lambda folder: touch(folder / "i", "x/a/1.jpg", "x/b/2.jpg", "y/a/3.jpg", "y/b/4.jpg"),
-        "same subfolders.*memload build .*/x out.bin",
+        "same subfolders.*memload build .*/x x.bin",
     ),
     "a table whose labels are parts": (
         lambda folder: table(folder, "path,label\n1.jpg,train\n2.jpg,test\n"), "--where"

@@ -72,6 +72,19 @@ def test_any_late_number_makes_a_column_of_floats_in_a_build(tmp_path, late):
     assert str(columns["y"].dtype) == "torch.int64"
 
 
+def test_large_integers_beside_an_early_none_are_not_rounded(tmp_path):
+    samples = Samples(*({"x": None if row == 3 else 2**60 + 1 + row} for row in range(30)))
+    with pytest.raises(memload.BuildError, match="does not fit float64"):
+        memload.build(samples, tmp_path / "out.bin", size=8, num_workers=0)
+    assert not (tmp_path / "out.idx").exists()
+
+
+def test_samples_without_names_are_not_taken_for_old_ones(tmp_path):
+    memload.build(Samples({"x": 1}, {"x": 2}), tmp_path / "out.bin", size=8, num_workers=0)
+    with pytest.raises(memload.SourceError, match="have no names, only numbers"):
+        memload.open_source(Samples({"x": 3}, {"x": 4}), new_to=tmp_path / "out.bin")
+
+
 def test_large_integers_beside_a_late_none_are_not_rounded(tmp_path):
     samples = Samples(*({"x": None if row == 90 else 2**60 + row} for row in range(300)))
     with pytest.raises(memload.BuildError, match=r"'x' has integers above 2\*\*53 and missing"):
