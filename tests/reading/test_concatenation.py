@@ -77,7 +77,7 @@ def test_lists_concatdatasets_and_what_concat_writes_are_read_as_one(paths, link
     assert (list(written.keys), written.classes) == (list(in_memory.keys), in_memory.classes)
     in_memory.save(tmp_path / "saved.idx")
     assert MemmapDataset(tmp_path / "saved.idx").fingerprint == written.fingerprint
-    with pytest.raises(ValueError, match="must lie in its folder"):
+    with pytest.raises(ValueError, match="must be in the folder of the pixels"):
         MemmapDataset(paths).save(paths[0].with_name("saved.idx"))
 
 

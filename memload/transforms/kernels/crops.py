@@ -123,7 +123,7 @@ def _kernel(
                 )
                 pixel_y, inside_y = _source_pixel(first_y + i, start_y, length_y, height, PADDING)
                 row_offset, mask = (pixel_y * source_y)[None, :], in_output & inside_y[None, :]
-                row = tl.zeros(in_output.shape, tl.int32)
+                row = tl.zeros(in_output.shape, tl.int32) + (0 if BICUBIC else 1 << _BITS >> 1)
                 # Two or four taps are enough unless the box shrinks. Unrolled, their weights are
                 # computed once for all strips.
                 for j in tl.static_range(4 if BICUBIC else 2):
@@ -138,9 +138,15 @@ def _kernel(
                         start_x, length_x, width, narrow_x, unit_x, source_x,
                         BICUBIC, ANTIALIAS, INSIDE, PADDING,
                     )  # fmt: skip
-                # As torch does it: rows first, rounded to 8 bits.
-                row = tl.minimum(tl.maximum((row + (1 << _BITS >> 1)) >> _BITS, 0), 255)
-                value += row.to(tl.float32) * weight_y[None, :]
+                # As torch does it: rows first, rounded to 8 bits. Bicubic ones are cut off, as
+                # weights may be below 0, and not rounded, which would take 5 % longer.
+                if BICUBIC:
+                    row_value = tl.minimum(
+                        tl.maximum(row.to(tl.float32) * (1.0 / (1 << _BITS)), 0.0), 255.0
+                    )
+                else:
+                    row_value = (row >> _BITS).to(tl.float32)
+                value += row_value * weight_y[None, :]
             value = tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0)
             if PADDING == 0 and not INSIDE:
                 shown = ((from_y >= 0) & (from_y < resized_y))[None, :] & (
