@@ -84,23 +84,24 @@ def open_source(
             `memload.sources.mapped.first_usable_here`.
         options: How the source is read, as listed below.
 
-    Keyword Args:
-        image: The column of the images, or a template for a table's, such as
-            ``"train_images/{image_id}.jpg"``. For a data set in Python, an entry.
-        label: The column or entry of the labels. For an array, an NPY file.
-        where: Reads only the rows of a table, Parquet, tars, Hugging Face's or a memload data set
-            with these values, such as ``{"split": "train"}``. A list means any of its values, and
-            so does a text such as ``"train,val"``, unless it is a value itself.
-        root: The folder or URL that the paths of a table are relative to.
-        extensions: The extensions of images in a folder or a zip, such as ``[".jpg", ".gif"]``.
-        masks: A folder of masks, which are called as the images are; or, by the names of masks,
-            folders, columns, templates, or entries. ``masks=["seg"]`` is short for
-            ``{"seg": "seg"}``.
-        arrays: The same for other arrays, which are stored as they are.
-        points: Columns or entries of points x, y, by name; for a table also patterns for columns
-            of numbers, such as ``{"marks": "x*,y*"}``.
-        boxes: The same for boxes x1, y1, x2, y2. For a data set in Python, the most that a sample
-            has, such as ``{"boxes": 100}``.
+    These options say how the source is read:
+
+    - ``image``: The column of the images, or a template for a table's, such as
+      ``"train_images/{image_id}.jpg"``. For a data set in Python, an entry.
+    - ``label``: The column or entry of the labels. For an array, an NPY file.
+    - ``where``: Reads only the rows of a table, Parquet, tars, Hugging Face's or a memload data set
+      with these values, such as ``{"split": "train"}``. A list means any of its values, and
+      so does a text such as ``"train,val"``, unless it is a value itself.
+    - ``root``: The folder or URL that the paths of a table are relative to.
+    - ``extensions``: The extensions of images in a folder or a zip, such as ``[".jpg", ".gif"]``.
+    - ``masks``: A folder of masks, which are called as the images are; or, by the names of masks,
+      folders, columns, templates, or entries. ``masks=["seg"]`` is short for
+      ``{"seg": "seg"}``.
+    - ``arrays``: The same for other arrays, which are stored as they are.
+    - ``points``: Columns or entries of points x, y, by name; for a table also patterns for columns
+      of numbers, such as ``{"marks": "x*,y*"}``.
+    - ``boxes``: The same for boxes x1, y1, x2, y2. For a data set in Python, the most that a sample
+      has, such as ``{"boxes": 100}``.
 
     Raises SourceError, DependencyError, TypeError for what is no source, and ValueError for options
     that the source does not have. NothingNewError, a SourceError, says that ``new_to`` has all
