@@ -39,16 +39,13 @@ def relabel(
     categories. Columns that the table lacks stay. Lines without a sample are skipped. The logger
     ``memload`` tells how many labels changed, and which lines were skipped.
 
-    What labels in the table become, and other columns of text likewise:
+    The classes of the result depend on the labels in the table, and the texts of other columns
+    likewise:
 
-    ============================  ============================================================
-    labels                        classes of the result
-    ============================  ============================================================
-    names, some known             those of the data set, and new ones behind them
-    names, none known             those of the table, sorted
-    numbers of known classes      those of the data set
-    numbers, some of no class     none: the labels are numbers
-    ============================  ============================================================
+    - Names, some known: those of the data set, and new ones behind them.
+    - Names, none known: those of the table, sorted.
+    - Numbers of known classes: those of the data set.
+    - Numbers, some of no class: none, as the labels are numbers.
 
     Args:
         dataset: A path such as ``"out.bin"``, a `MemmapDataset`, or an index.
