@@ -101,15 +101,12 @@ class Editing(RuleBasedStateMachine):
         index = memload.where(memload.MemmapDataset(path), label=label)
         return self.written(index, [sample for sample in samples if sample["label"] == label])
 
-    @rule(target=datasets, dataset=datasets)
+    @rule(dataset=datasets)
     def pack(self, dataset):
         path, samples = dataset
-        if len({sample["key"] for sample in samples}) < len(samples):
-            return multiple()  # each would get a row of its own, and its name would be unclear
         packed = self.path(".bin")
         memload.build(path, packed, num_workers=0, progress=False)
         assert self.samples_in(packed) == samples
-        return packed.with_suffix(".idx"), samples
 
     @rule(target=datasets, dataset=datasets, data=st.data())
     def save(self, dataset, data):
@@ -175,7 +172,7 @@ class Editing(RuleBasedStateMachine):
         return self.edited(lambda: memload.join(path, **{name: file}), name in samples[0], joined)
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [15, pytest.param(40, marks=pytest.mark.slow)])
 def test_edits_do_to_data_sets_what_they_do_to_a_list_of_dicts(
     write_dataset, samples_in, tmp_path, examples
 ):

@@ -23,13 +23,13 @@ from tests.transforms.kernels import (
 
 pytestmark = pytest.mark.slow
 T = transforms
-FEW = INTERPRETED
-EXAMPLES = 5 if FEW else 60
+FEW = 5  #: examples of a test in the interpreter, which is slow
+EXAMPLES = FEW if INTERPRETED else 60
 
 
 @starts_the_interpreter
 def test_all_of_this_holds_in_tritons_interpreter():
-    assert_passes_in_interpreter(__file__, 11 * EXAMPLES)
+    assert_passes_in_interpreter(__file__, 11 * FEW)
 
 
 def pixels(rng, count, channels, height, width):
