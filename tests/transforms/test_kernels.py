@@ -58,7 +58,7 @@ def plan_of(steps, images, seed):
 
 def crops(rng, bicubic):
     """Return crops, resizes, flips and maps, anything of it that one pass does."""
-    largest = 20 if FEW else 300
+    largest = 20 if INTERPRETED else 300
 
     def side():
         return rng.randint(1, largest)
@@ -87,7 +87,7 @@ def test_crops_are_those_of_torch(seed, bicubic):
     from memload.transforms.kernels import crops as kernel
 
     rng = random.Random(seed)
-    count, largest = (2, 20) if FEW else (9, 300)
+    count, largest = (2, 20) if INTERPRETED else (9, 300)
     images = pixels(
         rng, count, rng.choice([1, 3, 3, 4]), rng.randint(2, largest), rng.randint(2, largest)
     )
@@ -174,8 +174,8 @@ def test_operations_are_those_of_torch(seed):
 
     rng = random.Random(seed)
     count, largest, channels = (
-        rng.randint(1, 12 if FEW else 100),
-        24 if FEW else 200,
+        rng.randint(1, 12 if INTERPRETED else 100),
+        24 if INTERPRETED else 200,
         rng.choice([1, 3, 3]),
     )
     height, width = rng.randint(3, largest), rng.randint(3, largest)
