@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import click
@@ -10,6 +11,9 @@ import click
 from memload.commands import values
 from memload.commands.output import Command, echo, print_json
 from memload.wording import counted, listed, shape_text
+
+#: Entries that are printed of a long list of names, such as the columns of a table.
+_MOST_ENTRIES = 20
 
 
 @click.command(cls=Command)
@@ -34,6 +38,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
     """Print what is known of a data set."""
     if "arrays" in facts:
         facts["arrays"] = {name: _array_line(array) for name, array in facts["arrays"].items()}
+        facts["columns"] = {name: _column_line(column) for name, column in facts["columns"].items()}
     for name, counts in facts.pop("category_counts", {}).items():
         facts["categories"][name] = _with_counts(facts["categories"][name], counts)
     # An index that memload did not write may hold anything there: then it is shown as it is.
@@ -53,17 +58,18 @@ def _array_line(array: dict[str, Any]) -> str:
     )
 
 
+def _column_line(column: dict[str, Any]) -> str:
+    """Describe a column: ``float32 5×2 points``."""
+    kind = "points" * column["points"] + "boxes" * column["boxes"]
+    return " ".join(filter(None, [column["dtype"], shape_text(column["shape"][1:]), kind]))
+
+
 def _readable_statistics(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the statistics of a data set with units, and with long lists summed up."""
     statistics = dict(facts["statistics"])
     for name in ("source_width", "source_height"):
         if name in statistics:
             statistics[name] = "{:,} to {:,} pixels".format(*statistics[name])
-    if sides := statistics.get("source_shorter_side"):
-        statistics["source_shorter_side"] = {
-            f"from {counted(int(side), 'pixel')}": counted(sides[side], "image")
-            for side in sorted(sides, key=int)
-        }
     if counts := statistics.get("class_counts"):
         named = _with_counts(facts["classes"], counts)
         summary = f"{min(counts):,} to {max(counts):,} samples in each class"
@@ -79,7 +85,9 @@ def _lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
     for name, value in facts.items():
         if isinstance(value, dict):
             yield f"{indent}{name}:"
-            yield from _lines(value, indent + "  ")
+            yield from _lines(dict(islice(value.items(), _MOST_ENTRIES)), indent + "  ")
+            if len(value) > _MOST_ENTRIES:
+                yield f"{indent}  … ({len(value):,})"
         elif isinstance(value, list) and len(value) > 12:
             yield f"{indent}{name}: {', '.join(map(str, value[:8]))}, … ({len(value):,})"
         elif isinstance(value, list):
