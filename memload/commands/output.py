@@ -11,14 +11,10 @@ from memload.wording import printable
 
 
 class Command(click.Command):
-    """Shows options in sections, and a whole sentence about itself in the list of commands."""
+    """Shows options in sections."""
 
     #: The sections of the help text, each with its options. The others come last.
     sections: ClassVar[Mapping[str, Sequence[str]]] = {}
-
-    def get_short_help_str(self, limit: int = 45) -> str:
-        """See click."""
-        return " ".join((self.help or "").partition("\n\n")[0].split())
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """See click."""
