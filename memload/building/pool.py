@@ -214,16 +214,19 @@ class _Worker:
     pipe: Any
 
     def start(self, make: Callable[[], Work]) -> None:
-        # Python's fork hooks drop a KeyboardInterrupt, so a Ctrl-C has to wait for the fork's end.
+        # Python's fork hooks and __del__ drop a KeyboardInterrupt, so a Ctrl-C has to wait.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self.pipe, its_end = _CONTEXT.Pipe()
-            arguments = (its_end, make, self.current_rows, self.number, os.getpid())
-            self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
-            self.process.start()
-            its_end.close()  # so that the end of the process is that of the pipe
+            self._fork(make)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _fork(self, make: Callable[[], Work]) -> None:
+        self.pipe, its_end = _CONTEXT.Pipe()
+        arguments = (its_end, make, self.current_rows, self.number, os.getpid())
+        self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
+        its_end.close()  # so that the end of the process is that of the pipe
 
     def take(self, chunk: Chunk | None) -> None:
         """Give it a chunk, or nothing."""
