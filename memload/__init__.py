@@ -32,7 +32,8 @@ _PUBLIC = {
     "reading.dataset": "MemmapDataset",
     "reading.loader": "Loader",
     "reading.prefetch": "CudaPrefetcher",
-    "reading.samplers": "RepeatedSampler SequentialSampler ShuffledSampler WeightedSampler",
+    "reading.samplers": "MixtureSampler RepeatedSampler SequentialSampler ShuffledSampler "
+    "WeightedSampler",
     "sources.mapped": "DatasetSource",
     "sources.opening": "open_source",
     "storage.index": "Index",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.reading.loader import Loader as Loader
     from memload.reading.prefetch import CudaPrefetcher as CudaPrefetcher
     from memload.reading.samplers import (
+        MixtureSampler as MixtureSampler,
         RepeatedSampler as RepeatedSampler,
         SequentialSampler as SequentialSampler,
         ShuffledSampler as ShuffledSampler,

@@ -27,6 +27,9 @@ _MIN_BITS = 10
 #: A `RepeatedSampler` visits a sample again after so many positions. This is prime, so that visits
 #: meet only if it divides the number of ranks, or the size of a batch less one.
 _BETWEEN_VISITS = 17
+#: A pattern of `MixtureSampler` has at most so many samples, and is exact if shares differ from
+#: whole numbers by less than this.
+_MAX_PATTERN, _EXACT = 10_000, 1e-6
 
 
 class Order(Protocol):
@@ -243,6 +246,91 @@ class RepeatedSampler(_SizedOrder):
         return _permute(visited, self.size, _key(self.seed, epoch))
 
 
+class MixtureSampler(_SizedOrder):
+    """Several data sets in fixed shares: 60 % of A, 30 % of B and 10 % of C, in every batch.
+
+    Args:
+        sizes: How many samples each data set has. The Loader gets the data sets as a list.
+        weights: The share of each, numbers of at least 0. They need not sum to one, and are rounded
+            to whole parts of 10,000 at most.
+        length: How many samples an epoch has. By default, until the first data set has been visited
+            once, so that no sample comes twice in the first epoch.
+        seed: An integer. Another one gives other orders.
+
+    The shares follow a fixed pattern, and are not drawn. Weights of 0.6, 0.3 and 0.1 have a pattern
+    of 10 samples: any 10 neighbours are 6 of A, 3 of B and 1 of C, and so are 10, 20, 30, … samples
+    of a batch. Among the first n samples of an epoch, each data set has its share of n to within
+    one sample, and among any n neighbours to within two. Each data set is shuffled anew whenever it
+    has been visited once, also if that is in a later epoch: all of its samples are visited equally
+    often.
+
+    The pattern is a schedule by earliest deadline (Baruah, Cohen, Plaxton and Varvel,
+    "Proportionate Progress", Algorithmica 1996). Raises ValueError for wrong arguments.
+
+    >>> order = MixtureSampler([4, 100], [0.25, 0.75])
+    >>> len(order)
+    16
+    >>> order.take(epoch=0, positions=np.arange(8))
+    array([33, 66,  3, 81, 13, 88,  2, 75])
+    >>> train = memload.Loader([a, b], 256, sampler=MixtureSampler([len(a), len(b)], [1, 3]))
+    """
+
+    repeats = True
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        *,
+        length: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.sizes = tuple(check_integer("MixtureSampler: sizes", size, 0) for size in sizes)
+        #: How many samples of each data set a pattern has.
+        self.shares = _whole_shares(weights, len(self.sizes))
+        for number, (size, share) in enumerate(zip(self.sizes, self.shares, strict=True)):
+            if share and not size:
+                raise ValueError(f"data set {number} has a weight, but no samples. Leave it out.")
+        self._pattern = _pattern(self.shares)
+        if length is None:
+            shares = zip(self.sizes, self.shares, strict=True)
+            length = min(size * len(self._pattern) // share for size, share in shares if share)
+        super().__init__(check_integer("MixtureSampler: length", length, 0))
+        self.seed = check_integer("MixtureSampler: seed", seed)
+        chosen = self._pattern == np.arange(len(self.sizes))[:, None]
+        #: How many samples of each data set come before each place of the pattern, and in all.
+        self._before = np.cumsum(chosen, axis=1) - chosen
+        self._offsets = np.cumsum([0, *self.sizes])
+
+    def take(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """See `Order.take`."""
+        positions = np.asarray(positions, np.int64)
+        patterns, places = np.divmod(positions, len(self._pattern))
+        samples = np.empty_like(positions)
+        for number, share in enumerate(self.shares):
+            here = np.flatnonzero(self._pattern[places] == number)
+            visits = patterns[here] * share + self._before[number, places[here]]
+            samples[here] = self._offsets[number] + self._shuffled(number, int(epoch), visits)
+        return samples
+
+    def _shuffled(self, number: int, epoch: int, visits: np.ndarray) -> np.ndarray:
+        """Return the samples of a data set at some of its visits in an epoch, both ``(n,)``."""
+        size, samples = max(self.sizes[number], 1), np.empty_like(visits)
+        # Counted from the first visit of the first epoch, in Python's integers.
+        first_turn, first_place = divmod(epoch * self._visits(number), size)
+        turns, places = np.divmod(visits + first_place, size)
+        for turn in np.unique(turns).tolist():
+            here = turns == turn
+            key = _key(self.seed, number, first_turn + turn)
+            samples[here] = _permute(places[here], size, key)
+        return samples
+
+    def _visits(self, number: int) -> int:
+        """Return how often a data set is visited in an epoch."""
+        patterns, place = divmod(self.size, len(self._pattern))
+        return patterns * self.shares[number] + int((self._pattern[:place] == number).sum())
+
+
 def check_integer(argument: str, value: Any, minimum: int | None = None) -> int:
     """Return an integer, also of NumPy or torch, as int: the repr of an order is part of a state.
 
@@ -263,6 +351,51 @@ def _refuse_dataset(argument: str, values: Any) -> None:
             f"{argument} must be one number for each sample, not a {type(values).__name__}. Take "
             "them from dataset.labels."
         )
+
+
+def _whole_shares(weights: Sequence[float], count: int) -> tuple[int, ...]:
+    """Return weights as whole numbers with the smallest sum that is exact, 10,000 at most."""
+    values = np.asarray(weights, np.float64)
+    if values.shape != (count,) or not np.isfinite(values).all() or (values < 0).any():
+        raise ValueError(
+            f"weights must be {count} finite numbers of at least 0, one for each data set, not "
+            f"{weights!r:.200}."
+        )
+    if not values.any():
+        raise ValueError("weights are all 0. Give the share of each data set, such as [0.6, 0.4].")
+    values = values / values.sum()
+    parts = next((n for n in range(1, _MAX_PATTERN) if _is_whole(values * n)), _MAX_PATTERN)
+    shares = np.floor(values * parts + _EXACT).astype(int)
+    # What rounding has left goes to the largest remainders.
+    shares[np.argsort(shares - values * parts, kind="stable")[: parts - shares.sum()]] += 1
+    if (shares == 0)[values > 0].any():
+        raise ValueError(
+            f"weights must be at least 1/{_MAX_PATTERN:,} of their sum, or 0. They are "
+            f"{weights!r:.200}."
+        )
+    return tuple(shares.tolist())
+
+
+def _is_whole(values: np.ndarray) -> bool:
+    return bool(np.abs(values - np.rint(values)).max() < _EXACT)
+
+
+def _pattern(shares: Sequence[int]) -> np.ndarray:
+    """Return numbers from 0 to ``len(shares) - 1``, each as often as its share, evenly spread.
+
+    The j-th of n samples may come from place j/n of the pattern on, and must come before (j + 1)/n.
+    The one whose deadline is earliest comes first.
+    """
+    period, done, pattern = sum(shares), [0] * len(shares), []
+    for place in range(period):
+        _, chosen = min(
+            (-(-(done[number] + 1) * period // share), number)
+            for number, share in enumerate(shares)
+            if share and done[number] * period < (place + 1) * share
+        )
+        done[chosen] += 1
+        pattern.append(chosen)
+    return np.array(pattern, np.int64)
 
 
 def _key(*parts: int) -> np.ndarray:

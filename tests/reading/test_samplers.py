@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from memload import (
     Loader,
     MemmapDataset,
+    MixtureSampler,
     RepeatedSampler,
     SequentialSampler,
     ShuffledSampler,
@@ -36,6 +37,9 @@ MAKE = {
     "shuffled": lambda size, seed=0: ShuffledSampler(size, seed=seed),
     "repeated": lambda size, seed=0: RepeatedSampler(size, 3, seed=seed),
     "weighted": lambda size, seed=0: WeightedSampler(np.arange(1, size + 1), seed=seed),
+    "mixture": lambda size, seed=0: MixtureSampler(
+        [size - size // 3, size // 3], [2, size > 2], length=size, seed=seed
+    ),
     "balanced": lambda size, seed=0: WeightedSampler.balanced(np.arange(size) % 3, seed=seed),
 }
 RANDOM = {name: MAKE[name] for name in MAKE if name != "sequential"}
@@ -221,3 +225,73 @@ def test_integers_of_numpy_give_the_same_state_as_those_of_python(path, make):
         Loader(path, 4, sampler=expected, device="cpu").load_state_dict(state)
     state = Loader(path, 4, shuffle=True, seed=np.int64(5), device="cpu").state_dict()
     Loader(path, 4, shuffle=True, seed=5, device="cpu").load_state_dict(state)
+
+
+SHARES = st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any)
+
+
+def sources_of(order, samples):
+    """Return which data set each sample is of, and its number there."""
+    starts = np.cumsum([0, *order.sizes])
+    source = starts.searchsorted(samples, side="right") - 1
+    return source, samples - starts[source]
+
+
+@settings(max_examples=60, deadline=None)
+@given(shares=SHARES, scale=st.floats(0.01, 100), start=st.integers(0, 400), n=st.integers(1, 300))
+def test_a_mixture_has_its_shares_in_every_window(shares, scale, start, n):
+    sizes = [(11 if share else 0) for share in shares]
+    order = MixtureSampler(sizes, [scale * share for share in shares], length=1000)
+    period = sum(shares) // math.gcd(*shares)
+
+    def error(first, stop):
+        source, _ = sources_of(order, order.take(3, np.arange(first, stop)))
+        exact = np.array(shares) / sum(shares) * (stop - first)
+        return np.abs(np.bincount(source, minlength=len(shares)) - exact).max()
+
+    assert error(start, start + period) < 1e-6
+    assert error(0, n) < 1
+    assert error(start, start + n) < 2
+
+
+def test_each_data_set_of_a_mixture_is_visited_again_only_after_all_of_it():
+    order = MixtureSampler([25, 90, 12], [0.6, 0.3, 0.1], length=147)
+    samples = np.concatenate([order.take(epoch, np.arange(147)) for epoch in range(9)])
+    source, sample = sources_of(order, samples)
+    for number, size in enumerate(order.sizes):
+        visited = sample[source == number]
+        turns = visited[: len(visited) // size * size].reshape(-1, size)
+        assert (np.sort(turns) == np.arange(size)).all()
+        assert len({tuple(turn) for turn in turns.tolist()}) == len(turns)
+
+
+def test_an_epoch_of_a_mixture_ends_before_a_sample_comes_twice():
+    order = MixtureSampler([50, 1000, 12], [0.6, 0.3, 0.1])
+    assert len(order) == 83  # then there are no more of the first
+    samples = order.take(0, np.arange(83))
+    assert len(set(samples.tolist())) == 83
+    assert len(MixtureSampler([3, 0], [1, 0])) == 3
+
+
+def test_uneven_weights_of_a_mixture_are_rounded_to_parts_of_ten_thousand():
+    order = MixtureSampler([10, 10, 10], [1, math.pi, math.e], length=10_000)
+    source, _ = sources_of(order, order.take(0, np.arange(10_000)))
+    exact = np.array([1, math.pi, math.e]) / (1 + math.pi + math.e) * 10_000
+    assert np.abs(np.bincount(source) - exact).max() < 1
+
+
+def test_a_loader_mixes_data_sets(write_dataset, tmp_path):
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    datasets = [MemmapDataset(write_dataset(tmp_path / name, rows=(20,)).path) for name in "abc"]
+    order = MixtureSampler([20, 20, 20], [0.6, 0.3, 0.1])
+    state, seen = None, []
+    for _ in range(3):  # resumed after each batch
+        loader = Loader(datasets, 10, sampler=order, columns=["index"], device="cpu")
+        if state is not None:
+            loader.load_state_dict(state)
+        seen += next(iter(loader)).index.tolist()
+        state = loader.state_dict()
+    assert seen == order.take(0, np.arange(30)).tolist()
+    source, _ = sources_of(order, np.array(seen))
+    assert [np.bincount(batch).tolist() for batch in source.reshape(3, 10)] == [[6, 3, 1]] * 3
