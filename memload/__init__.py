@@ -20,6 +20,7 @@ _PUBLIC = {
     "contact_sheet": "preview",
     "editing.columns": "where with_columns",
     "editing.concat": "concat",
+    "editing.copy": "copy",
     "editing.export": "export",
     "editing.join": "join",
     "editing.relabel": "relabel",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from memload.contact_sheet import preview as preview
     from memload.editing.columns import where as where, with_columns as with_columns
     from memload.editing.concat import concat as concat
+    from memload.editing.copy import copy as copy
     from memload.editing.export import export as export
     from memload.editing.join import join as join
     from memload.editing.relabel import relabel as relabel

@@ -22,6 +22,7 @@ _COMMANDS = {
         "verify": ("describe", "Compare all files with their checksums."),
         "preview": ("describe", "Draw images with labels, masks, boxes and points."),
     },
+    "Share": {"copy": ("copy", "Copy a data set between machines and stores.")},
     "Change": {
         "concat": ("edit", "Put data sets under one index, one after another."),
         "join": ("edit", "Add arrays to the images, such as features."),

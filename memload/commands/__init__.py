@@ -3,6 +3,7 @@
     build      build
     describe   info, verify, preview
     edit       concat, join, relabel, export
+    copy       copy
     doctor     doctor
     values     what is given to options: sizes, names, conditions
     output     what commands print, and how ``--help`` shows them

@@ -17,4 +17,5 @@ Pixels stay where they are; only `export` reads them. ``memload build all.idx pa
 - matching.py: which samples stand for the same picture, by their names.
 - export.py: samples as PNG files in folders, or in a tar.
 - file_names.py: … their names. Keys are not trusted.
+- copy.py: the files of a data set, to another machine or a store.
 """

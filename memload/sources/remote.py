@@ -45,7 +45,7 @@ def open_url(url: str, reading: Reading) -> Samples:
     >>> open_url("s3://bucket/train", Reading())[0].key  # doctest: +SKIP
     'cat/1.jpg'
     """
-    found = _retried(lambda: _list(url), f"{url} cannot be listed")
+    found = retried(lambda: _list(url), f"{url} cannot be listed")
     columns = Columns()
     names = arranged(images_in(by_folder(found), reading, columns, url), columns, url)
     keys = Keys.of(names)
@@ -86,7 +86,7 @@ class Urls(Contents):
     def several(self, rows: Sequence[int]) -> list[Any]:
         """Return the content of each file, or why it cannot be fetched. Raises BuildError."""
         # fsspec keeps one object for each process: one from before a fork does not work.
-        system, root = _file_system(self.root)
+        system, root = file_system(self.root)
         contents: dict[int, Any] = {row: None for row in rows if not self.names[row]}
         missing = [row for row in rows if row not in contents]
         for wait in (*_WAITS, None):
@@ -119,8 +119,8 @@ class Urls(Contents):
 
 def read_url(url: str) -> bytes:
     """Return the content of the file at a URL. Raises SourceError and DependencyError."""
-    system, path = _file_system(url)
-    content: bytes = _retried(lambda: system.cat_file(path), f"{url} cannot be read")
+    system, path = file_system(url)
+    content: bytes = retried(lambda: system.cat_file(path), f"{url} cannot be read")
     return content
 
 
@@ -129,7 +129,7 @@ def _list(url: str) -> dict[str, str]:
     from fsspec.asyn import AsyncFileSystem
     from fsspec.spec import AbstractFileSystem
 
-    system, root = _file_system(url)
+    system, root = file_system(url)
     # By default, fsspec leaves out a folder that cannot be listed. Some protocols list in a way of
     # their own, which has no such option and raises.
     kind = type(system)
@@ -145,7 +145,7 @@ def _list(url: str) -> dict[str, str]:
     return dict(zip(names, found, strict=True))
 
 
-def _retried(call: Callable[[], Result], problem: str) -> Result:
+def retried(call: Callable[[], Result], problem: str) -> Result:
     """Return what ``call`` returns, at the fourth attempt at the latest. Raises SourceError."""
     for wait in (*_WAITS, None):
         try:
@@ -185,7 +185,7 @@ def _read_file(system: Any, path: str) -> Any:
         return error
 
 
-def _file_system(url: str) -> tuple[Any, str]:
+def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it. Raises DependencyError."""
     protocol, options = url.partition("://")[0], {}
     try:

@@ -486,14 +486,20 @@ def _with_moved_files(index: Index) -> Index:
     """
 
     def found(array: Array, shard: Shard) -> Shard:
-        named = array_path(index.path.with_suffix(".bin"), array.name)
-        number = "".join(re.findall(r"-\d{5,}-of-\d{5,}(?=\.bin$)", shard.file))
-        moved = named.with_stem(named.stem + number)
-        is_moved = moved.exists() and not index.path.with_name(shard.file).exists()
-        return replace(shard, file=moved.name) if is_moved else shard
+        moved = moved_name(index.path, array, shard)
+        is_there = index.path.with_name(shard.file).exists()
+        is_moved = not is_there and index.path.with_name(moved).exists()
+        return replace(shard, file=moved) if is_moved else shard
 
     arrays = (replace(a, shards=tuple(found(a, shard) for shard in a.shards)) for a in index.arrays)
     return replace(index, arrays=tuple(arrays))
+
+
+def moved_name(path: Path, array: Array, shard: Shard) -> str:
+    """Return what a file of an array is called if it was renamed as its index ``path`` was."""
+    named = array_path(path.with_suffix(".bin"), array.name)
+    number = "".join(re.findall(r"-\d{5,}-of-\d{5,}(?=\.bin$)", shard.file))
+    return f"{named.stem}{number}.bin"
 
 
 def _check_identity(path: Path, metadata: Any) -> None:
@@ -549,7 +555,13 @@ def _canonical(value: object) -> bytes:
 def _missing(path: Path) -> MissingError:
     """Return the error for an index that does not exist."""
     building = output_paths(path.with_suffix(".bin"))[1]
-    if building.exists():
+    url = re.fullmatch(r"([a-z]\w+):/+(.*)\.idx", str(path))  # a path has lost a slash of it
+    if url:
+        message = (
+            f"{url[1]}://{url[2]}.bin is not on this machine. Copy it first: 'memload copy "
+            f"{url[1]}://{url[2]}.bin .', or memload.copy."
+        )
+    elif building.exists():
         message = (
             f"{path} is missing: its build is not complete ({building}). If it is running, wait "
             "for it. Otherwise run the same 'memload build' again; it goes on where it stopped."

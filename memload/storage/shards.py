@@ -254,7 +254,12 @@ def check_shard(path: Path, shard: Shard, array: Array) -> None:
 
 
 def check_header(
-    path: Path, header: bytes, shard: Shard, array: Array, checksums: np.ndarray, index_name: str
+    path: Path | str,
+    header: bytes,
+    shard: Shard,
+    array: Array,
+    checksums: np.ndarray,
+    index_name: str,
 ) -> None:
     """Check that a shard's header fits its rows, and its seal their checksums.
 

@@ -1,0 +1,402 @@
+"""Data sets go between machines and stores, whatever happens on the way."""
+
+import contextlib
+import importlib.util
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import memload
+from memload.editing import copy as copying
+from memload.sources import remote
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch):
+    """Ranges of two rows, and no time between two attempts."""
+    monkeypatch.setattr(copying, "_RANGE_BYTES", 2 * 4 * 6 * 3)
+    monkeypatch.setattr(remote, "_WAITS", (0, 0, 0))
+
+
+@pytest.fixture(scope="session")
+def fsspec_thread():
+    """Let fsspec start its thread before `nothing_left_behind` looks."""
+    pytest.importorskip("fsspec.asyn").get_loop()
+
+
+@pytest.fixture
+def memory():
+    """The file system of fsspec in memory, and its URL."""
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    yield system
+    for name in system.find("/"):
+        system.rm(name)
+
+
+@pytest.fixture
+def dataset(write_dataset, add_array, tmp_path):
+    """A data set of three files of pixels, with a mask and an array of another program."""
+    folder = tmp_path / "made"
+    folder.mkdir()
+    index = write_dataset(folder, rows=(10, 10, 5), name="out.bin")
+    numbers = np.random.default_rng(0).integers(0, 200, (25, 6, 6), dtype=np.uint8)
+    index = add_array(index, "mask", numbers, "mask")
+    return add_array(index, "features", numbers[:, 0].astype(np.float32), "npy")
+
+
+class Server:
+    """Serves a folder by HTTP. ``fault`` says of a path and its first byte what goes wrong."""
+
+    def __init__(self, folder):
+        self.fault = lambda path, start: None
+        self.has_ranges = True
+        self.asked = []
+        server = self
+
+        class Handler(SimpleHTTPRequestHandler):
+            def __init__(self, *arguments):
+                super().__init__(*arguments, directory=str(folder))
+
+            def log_message(self, *arguments):
+                pass
+
+            def do_GET(self):
+                given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+                start = int(given[1]) if given else 0
+                path = Path(self.translate_path(self.path))
+                server.asked.append((path.name, start))
+                fault = server.fault(path.name, start)
+                if fault == "busy":
+                    self.send_error(503)
+                elif not path.exists():
+                    self.send_error(404)
+                else:
+                    content = path.read_bytes()
+                    if given and server.has_ranges:
+                        content = content[start : int(given[2]) + 1]
+                    self.send_response(206 if given and server.has_ranges else 200)
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    with contextlib.suppress(ConnectionError):
+                        self.wfile.write(content[: len(content) // (2 if fault == "cut" else 1)])
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def rows_asked(self):
+        """Return the ranges of rows that were asked for, without headers and indexes."""
+        return [(name, start) for name, start in self.asked if start > 0]
+
+
+@pytest.fixture
+def server(dataset, fsspec_thread):
+    served = Server(dataset.path.parent)
+    yield served
+    served.close()
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_it_is_the_same_after_a_way_through_a_store(dataset, memory, tmp_path):
+    url = memload.copy(dataset.path, "memory://bucket/sets/out.bin")
+    path = memload.copy(url, tmp_path / "back")
+    assert (url, path) == ("memory://bucket/sets/out.bin", f"{tmp_path}/back/out.bin")
+    assert contents(tmp_path / "back") == contents(dataset.path.parent)
+    assert memload.verify(path)
+
+
+def test_between_folders(dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(dataset.path.parent)
+    assert memload.copy("out.bin", f"{tmp_path}/a/b/") == f"{tmp_path}/a/b/out.bin"
+    monkeypatch.chdir(tmp_path / "a/b")
+    assert memload.copy("out.idx", "../c/out.idx") == "../c/out.bin"
+    assert contents(tmp_path / "a/c") == contents(dataset.path.parent)
+
+
+def test_what_is_there_is_not_read_again(dataset, server, tmp_path):
+    path = memload.copy(f"{server.url}/out.bin", tmp_path / "x")
+    assert len(set(server.rows_asked())) == len(server.rows_asked()) > 20
+    server.asked.clear()
+    assert memload.copy(f"{server.url}/out.bin", tmp_path / "x") == path
+    assert {name for name, _ in server.asked} == {"out.idx"}
+    (tmp_path / "x" / "out.mask.bin").unlink()
+    server.asked.clear()
+    memload.copy(f"{server.url}/out.bin", tmp_path / "x")
+    assert {name for name, _ in server.rows_asked()} == {"out.mask.bin"}
+    assert contents(tmp_path / "x") == contents(dataset.path.parent)
+
+
+def test_a_copy_that_was_stopped_goes_on(dataset, server, tmp_path):
+    allowed = iter(range(12))
+    server.fault = lambda path, start: "busy" if start and next(allowed, None) is None else None
+    for _ in range(2):
+        with pytest.raises(memload.SourceError, match=r"out.* cannot be read: .*503"):
+            memload.copy(f"{server.url}/out.bin", tmp_path, num_threads=1)
+        with pytest.raises(memload.MissingError):
+            memload.MemmapDataset(tmp_path / "out.bin")
+        read = set(server.rows_asked()[:12])
+        allowed = iter(range(0))
+    server.fault, server.asked = (lambda path, start: None), []
+    memload.copy(f"{server.url}/out.bin", tmp_path)
+    assert not read & set(server.rows_asked())
+    assert memload.verify(tmp_path / "out.bin")
+    assert not (tmp_path / "out.copying").exists()
+
+
+@pytest.mark.parametrize("fault", ["busy", "cut"])
+def test_a_server_that_fails_once_is_asked_again(dataset, server, tmp_path, fault):
+    failed = set()
+
+    def fail(path, start):
+        first = (path, start) not in failed
+        failed.add((path, start))
+        return fault if first else None
+
+    server.fault = fail
+    assert memload.verify(memload.copy(f"{server.url}/out.bin", tmp_path))
+
+
+def test_a_server_without_ranges_is_an_error(dataset, server, tmp_path):
+    server.has_ranges = False
+    with pytest.raises(memload.SourceError, match=r"out.idx: the server sends whole files only"):
+        memload.copy(f"{server.url}/out.bin", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_rows_that_change_meanwhile_are_an_error(dataset, server, tmp_path):
+    path = dataset.path.with_name("out-00001-of-00003.bin")
+    before = path.read_bytes()
+    path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(memload.ChecksumError, match=r"00001.*: row 9 differs") as error:
+        memload.copy(f"{server.url}/out.bin", tmp_path)
+    assert error.value.rows == (9,)
+    assert not list(tmp_path.glob("*.bin"))
+    path.write_bytes(before)
+    assert memload.verify(memload.copy(f"{server.url}/out.bin", tmp_path))
+
+
+def test_an_incomplete_data_set_is_an_error(dataset, server, memory, tmp_path):
+    shard = dataset.path.with_name("out-00001-of-00003.bin")
+    shard.rename(tmp_path / "away")
+    for source, error, destination in [
+        (f"{server.url}/out.bin", memload.FormatError, tmp_path / "x"),
+        (dataset.path, memload.MissingError, "memory://x"),
+        (dataset.path, memload.FormatError, tmp_path / "x"),
+        (f"{server.url}/none.bin", memload.SourceError, tmp_path / "x"),
+        (tmp_path / "none.bin", memload.SourceError, tmp_path / "x"),
+        ("memory://none/out.bin", memload.SourceError, tmp_path / "x"),
+    ]:
+        with pytest.raises(error, match=r"00001-of-00003.bin is missing|does not exist"):
+            memload.copy(source, destination)
+    assert not memory.find("/")
+    assert not list(tmp_path.glob("x/*.*"))
+    (tmp_path / "cut.idx").write_bytes(dataset.path.read_bytes()[:500])
+    with pytest.raises(memload.FormatError, match=r"cut.idx is damaged"):
+        memload.copy(tmp_path / "cut.bin", tmp_path / "x")
+
+
+def test_another_data_set_stays_unless_it_is_to_be_replaced(
+    dataset, write_dataset, memory, tmp_path
+):
+    other = write_dataset(tmp_path, rows=(3,), name="out.bin", seed=7)
+    before = contents(tmp_path / "made"), other.path.read_bytes()
+    memload.copy(other.path, "memory://bucket")
+    for source, destination in [
+        (dataset.path, tmp_path),
+        (other.path, dataset.path.parent),
+        (dataset.path, "memory://bucket"),
+        ("memory://bucket/out.bin", dataset.path.parent),
+    ]:
+        with pytest.raises(FileExistsError, match="is not that of this data set"):
+            memload.copy(source, destination)
+    assert (contents(tmp_path / "made"), other.path.read_bytes()) == before
+    memload.copy(dataset.path, "memory://bucket", overwrite=True)
+    path = memload.copy("memory://bucket/out.bin", tmp_path, overwrite=True)
+    assert memload.verify(path)
+    assert len(memload.MemmapDataset(path)) == 25
+
+
+def test_only_the_index_is_copied_if_labels_have_changed(dataset, server, tmp_path):
+    memload.copy(f"{server.url}/out.bin", tmp_path)
+    memload.with_columns(dataset, age=np.arange(25)).write(dataset.path)
+    server.asked.clear()
+    path = memload.copy(f"{server.url}/out.bin", tmp_path, overwrite=True)
+    assert not server.rows_asked()
+    assert memload.MemmapDataset(path, columns="all").columns["age"].tolist() == list(range(25))
+
+
+def test_files_that_were_renamed_with_their_index_are_found(dataset, memory, tmp_path):
+    for path in list(dataset.path.parent.iterdir()):
+        path.rename(path.with_name(path.name.replace("out", "pets")))
+    memload.copy(dataset.path.with_name("pets.bin"), "memory://bucket")
+    path = memload.copy("memory://bucket/pets.bin", tmp_path / "x")
+    assert contents(tmp_path / "x") == contents(dataset.path.parent)
+    assert memload.verify(path)
+
+
+def test_an_upload_that_was_stopped_looks_unfinished_and_goes_on(dataset, memory, monkeypatch):
+    written = []
+    put = type(memory).put_file
+
+    def broken(self, local, path, **options):
+        if len(written) == 3:
+            raise ConnectionError("gone")
+        written.append(path)
+        put(self, local, path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "put_file", broken)
+        with pytest.raises(memload.SourceError, match=r"cannot be written: ConnectionError: gone"):
+            memload.copy(dataset.path, "memory://bucket")
+    with pytest.raises(memload.SourceError, match="does not exist"):
+        memload.copy("memory://bucket/out.bin", "x")
+    first, written[:] = set(written), []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(memory), "put_file", lambda *a, **o: (written.append(a[2]), put(*a, **o))
+        )
+        memload.copy(dataset.path, "memory://bucket")
+    assert not first & set(written)
+    assert written[-1] == "/bucket/out.idx"
+
+
+def test_a_web_server_cannot_be_written_to(dataset, server):
+    with pytest.raises(memload.SourceError, match=r"cannot be written"):
+        memload.copy(dataset.path, f"{server.url}/new/")
+
+
+def test_a_full_disk_is_an_error_and_the_same_call_goes_on(
+    dataset, memory, tmp_path, full_behind, monkeypatch
+):
+    memload.copy(dataset.path, "memory://bucket")
+    with full_behind(4500), pytest.raises(OSError, match="File too large"):
+        memload.copy("memory://bucket/out.bin", tmp_path)
+    assert not list(tmp_path.glob("*.*n"))
+    full = shutil.disk_usage(tmp_path)._replace(free=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: full)
+        with pytest.raises(memload.BuildError, match=r"has 0.0 GB free"):
+            memload.copy("memory://bucket/out.bin", tmp_path)
+    assert memload.verify(memload.copy("memory://bucket/out.bin", tmp_path))
+
+
+def test_wrong_destinations(dataset, tmp_path):
+    for source, destination, message in [
+        ("s3://a/out.bin", "gs://b/out.bin", "are URLs. Copy to this machine first"),
+        (dataset.path, tmp_path / "new.bin", "has another name than"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            memload.copy(source, destination)
+
+
+@pytest.mark.parametrize(
+    "open_it", [memload.MemmapDataset, memload.Loader, memload.info, memload.verify]
+)
+def test_a_url_elsewhere_names_the_command(open_it):
+    message = "s3://bucket/out.bin is not on this machine. .*memload copy s3://bucket/out.bin ."
+    with pytest.raises(memload.MissingError, match=message):
+        open_it("s3://bucket/out.bin")
+
+
+COPY = [sys.executable, "-m", "memload", "copy"]
+
+
+def test_processes_wait_for_the_one_that_copies(dataset, server, tmp_path):
+    command = [*COPY, f"{server.url}/out.bin", str(tmp_path)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for process in processes:
+        output, error = process.communicate(timeout=60)
+        assert (process.returncode, output) == (0, f"{tmp_path}/out.bin: complete\n"), error
+    assert len(server.rows_asked()) == len(set(server.rows_asked()))
+    assert contents(tmp_path / "made").items() <= contents_of_files(tmp_path).items()
+
+
+def contents_of_files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_a_process_that_was_stopped_anywhere_leaves_nothing_that_looks_whole(
+    dataset, server, tmp_path, stop
+):
+    for allowed in (3, 9, 14):
+        server.asked, target = [], tmp_path / f"{allowed}"
+        process = subprocess.Popen(
+            [*COPY, f"{server.url}/out.bin", str(target), "--num-threads", "1"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while len(server.asked) < allowed and process.poll() is None:
+            time.sleep(0.001)
+        process.send_signal(stop)
+        _, error = process.communicate(timeout=60)
+        assert "Traceback" not in error
+        if process.returncode:
+            assert not (target / "out.idx").exists()
+        assert memload.verify(memload.copy(f"{server.url}/out.bin", target))
+        assert contents(target) == contents(dataset.path.parent)
+
+
+# In a process of its own: the server and s3fs leave threads and sockets.
+THROUGH_S3 = """
+import os, sys
+from moto.server import ThreadedMotoServer
+
+store = ThreadedMotoServer(port=0, verbose=False)
+store.start()
+os.environ["AWS_ENDPOINT_URL"] = "http://%s:%s" % store.get_host_and_port()
+os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "test"
+import memload, s3fs
+
+s3fs.S3FileSystem().mkdir("bucket")
+try:
+    memload.copy("s3://bucket/sets/out.bin", sys.argv[2])
+except memload.SourceError as error:
+    print(error)
+print(memload.copy(sys.argv[1], "s3://bucket/sets/"))
+print(memload.copy("s3://bucket/sets/out.bin", sys.argv[2]))
+store.stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_store_with_the_interface_of_s3(dataset, tmp_path):
+    for package in ("moto.server", "s3fs"):
+        if importlib.util.find_spec(package.partition(".")[0]) is None:
+            pytest.skip(f"needs {package}")
+    command = [sys.executable, "-c", THROUGH_S3, str(dataset.path), str(tmp_path / "x")]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert output.splitlines() == [
+        "s3://bucket/sets/out.idx cannot be read: it does not exist. Check the URL.",
+        "s3://bucket/sets/out.bin",
+        f"{tmp_path}/x/out.bin",
+    ]
+    assert contents(tmp_path / "x") == contents(dataset.path.parent)
+    assert memload.verify(tmp_path / "x/out.bin")
