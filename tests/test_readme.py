@@ -126,7 +126,7 @@ def run_commands(text: str) -> int:
     commands = re.findall(r"^\$ memload (.*)", text, re.MULTILINE)
     for command in commands:
         if command.startswith(("bench", "doctor")) or "://" in command or "..123" in command:
-            continue  # see test_bench.py, doctor/, sources/test_remote.py and test_archives.py
+            continue  # see the tests of measure, and of URLs
         overwrite = ["--overwrite"] if command.startswith("build") else []
         done = CliRunner().invoke(main, shlex.split(command, comments=True) + overwrite)
         assert done.exit_code == 0, f"{command}: {done.output}"
