@@ -6,7 +6,8 @@ A ResNet-18 is trained from scratch, in the same steps for all arms, and tested 
 photograph of each class. The arms are different ways from the photographs to the crops:
 
 - JPEGs: torchvision's RandomResizedCrop from the whole photograph, which is decoded in each epoch.
-  Tested on the middle of the photograph, by Resize to 8/7 of the crop's side and CenterCrop, as `transforms.evaluate` does.
+  Tested on the middle of the photograph, by Resize to 8/7 of the crop's side and CenterCrop, as
+  `transforms.evaluate` does.
 - square 1.15, square 1.5: `memload build --size`, with sides of 1.15 and 1.5 of the crop's, and
   `transforms.train`. Tested on the middle of the stored square, by `transforms.evaluate`.
 - pad 1.15, squash 1.15: the same with `--fit pad` and `--fit squash`.
