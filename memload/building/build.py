@@ -292,7 +292,7 @@ def _begin(options: Options, name: Path) -> _Work:
     settings = options.settings(source)
     for read in options.data_sets_read(source):
         check_not_read(read, output)
-    keys = source.keys if isinstance(source.keys, Keys) else Keys.of(list(source.keys))
+    keys = source.keys
     arrays = options.array_files(settings, len(keys))
     plan = plan_of(source, settings, keys, arrays[0].shards[0].rows)
     if former not in (None, plan) and is_finished(output):
@@ -434,10 +434,8 @@ def _check_rejects(work: _Work, reasons: Mapping[int, str]) -> None:
     limit, rejected, total = work.options.max_rejects, len(reasons), len(work.keys)
     if limit.allows(rejected, total) and rejected < total:
         return
-    root = getattr(work.source, "root", None)
-    samples = "samples" if root is None else f"pictures in {root}"
     text = (
-        f"{work.name}: {rejected:,} of {total:,} {samples} cannot be used: "
+        f"{work.name}: {rejected:,} of {total:,} samples cannot be used: "
         f"{frequent_reasons(reasons, work.source.keys)}."
     )
     if rejected == total:

@@ -42,7 +42,7 @@ class Conversion:
         self.sample_errors = BaseException if num_workers else Exception
         self.schema = source.schema
         self.points, self.boxes = names_of_points(self.schema), names_of_boxes(self.schema)
-        texts = {**getattr(source, "categories", {}), "label": source.classes}
+        texts = {**source.categories, "label": source.classes}
         #: how many texts the columns of labels and categories count into
         self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
 

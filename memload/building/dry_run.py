@@ -13,7 +13,7 @@ import numpy as np
 
 from memload.building.build import build
 from memload.building.options import READING_OPTIONS, Options
-from memload.sources.samples import Samples, Source
+from memload.sources.samples import Source
 from memload.wording import counted, shape_text, size_text
 
 #: Samples of the shorter and the longer of two builds, for each worker. What does not depend on
@@ -122,7 +122,7 @@ def _seconds(source: Source, options: Mapping[str, Any]) -> float:
 
 def _seconds_for(source: Source, count: int, options: Mapping[str, Any]) -> float:
     rows = np.sort(np.random.default_rng(0).permutation(len(source))[:count])
-    chosen = source.take(rows) if isinstance(source, Samples) else source
+    chosen = source.take(rows)
     folder = Path(options["output"]).parent
     with tempfile.TemporaryDirectory(dir=folder, prefix=".memload-dry-run-") as path:
         start = time.perf_counter()

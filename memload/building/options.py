@@ -166,7 +166,7 @@ class Options:
         The first usable samples are looked at. Raises ValueError, SourceError and DependencyError.
         """
         settings = self._settings_of_images(source)
-        kinds = getattr(source, "arrays", {})
+        kinds = source.arrays
         if self.missing_masks is not None and "mask" not in kinds.values():
             raise ValueError(
                 f"missing_masks: {self.missing_masks!r} has no effect, since no masks are given. "
@@ -239,8 +239,7 @@ class Options:
 
 def _contents(source: Source) -> Any:
     """Return where the images of a source are; of a selection, where those of all are."""
-    images = getattr(source, "images", None)
-    return getattr(images, "contents", images)
+    return getattr(source.images, "contents", source.images)
 
 
 def _stored_index(source: Source) -> Index | None:
@@ -251,7 +250,7 @@ def _stored_index(source: Source) -> Index | None:
 
 def _by_row(source: Source, values: np.ndarray) -> Any:
     """Return values of the samples of an index by row of a source, which may be a selection."""
-    images: Any = getattr(source, "images", None)
+    images: Any = source.images
     if not hasattr(images, "contents"):
         return values
     chosen = copy.copy(images)  # which chooses among values as it does among images
@@ -327,7 +326,7 @@ def _check_source(source: Source) -> None:
             raise SourceError(
                 f"column {name!r:.80}: the index uses this name itself. Give it another name."
             )
-    for name in getattr(source, "arrays", {}):
+    for name in source.arrays:
         try:
             check_array_name(str(name))
         except ValueError as error:

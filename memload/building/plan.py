@@ -38,7 +38,7 @@ def plan_of(
         **settings.libraries(),
         "samples": len(keys),
         "names": hashlib.sha256(b"".join(map(np.ndarray.tobytes, keys.pack()))).hexdigest(),
-        "source": getattr(source, "identity", None),
+        "source": source.identity,
         "classes": source.classes and [*source.classes],
         "rows per shard": rows_per_shard,
     }
@@ -49,7 +49,7 @@ def plan_of(
         )
     for array in settings.extra_arrays:
         plan[f"{array.kind} {array.name!r}"] = str(array)
-    for name, texts in getattr(source, "categories", {}).items():
+    for name, texts in source.categories.items():
         plan[f"texts of {name!r}"] = [*texts]
     found: dict[str, Any] = json.loads(json.dumps(plan))
     return found

@@ -126,7 +126,6 @@ def make_index(
         facts["mask_ids"] = {name: mask_ids(records, used, name) for name in masks}
     if source.classes is not None:
         facts["class_counts"] = class_counts(columns["label"], len(source.classes))
-    categories: Mapping[str, Sequence[str]] = getattr(source, "categories", {})
     return Index(
         path=index_path,
         arrays=tuple(arrays),
@@ -140,7 +139,7 @@ def make_index(
         classes=None if source.classes is None else tuple(source.classes),
         points=tuple(names_of_points(source.schema)),
         boxes=tuple(names_of_boxes(source.schema)),
-        categories={name: tuple(texts) for name, texts in categories.items()},
+        categories={name: tuple(texts) for name, texts in source.categories.items()},
         build={
             "memload": __version__,
             "settings": settings.as_dict(),

@@ -58,8 +58,7 @@ def chunks_of(source: Source, start: int, stop: int, num_workers: int) -> Iterat
     """
     largest = max(1, (stop - start) // (4 * max(1, num_workers)))
     size = min(_CHUNK_ROWS, largest)
-    groups: Sequence[int] = getattr(source, "group_starts", None) or ()
-    ends = [*(group for group in groups if start < group < stop), stop]
+    ends = [*(group for group in source.group_starts if start < group < stop), stop]
     for end in ends:
         if end - start > min(largest, _MAX_GROUP_ROWS):
             for first in range(start, end, size):
@@ -126,12 +125,11 @@ class ConvertRows:
         If that fails, each is asked for alone. So are those of a chunk that has ended a worker,
         since the row that has done it is to be found.
         """
-        source = self.conversion.source
-        if not rows or chunk.is_retried or not hasattr(source, "__getitems__"):
+        if not rows or chunk.is_retried:
             return {}
         note_row(rows[0])
         try:
-            return dict(zip(rows, source.__getitems__(rows), strict=True))
+            return dict(zip(rows, self.conversion.source.several(rows), strict=False))
         except BuildError:  # a server is gone
             raise
         except self.conversion.sample_errors:

@@ -107,7 +107,7 @@ def _read_table(
     numbers. Raises SourceError.
     """
     notes: list[str] = []
-    table = tables.read_table(path, {}, notes)
+    table = tables.read_table(path, notes)
     own_keys = [name for name in (tables.EXPORTED_KEY, "key") if name in table]
     key = key or (own_keys[0] if own_keys else tables.image_column(table, notes))
     own = [name for name in LABEL_NAMES if name == "label" or name not in index.columns]
@@ -129,11 +129,11 @@ def _read_table(
         if not {*index.texts.get(name, ())}.isdisjoint(c for c in cells if type(c) is str)
     }
     others = {name: cells for name, cells in table.items() if name not in texts}
-    values, skipped = tables.typed(path, others, "label")
-    notes += [f"the column {name!r} is left out, since {why}" for name, why in skipped.items()]
+    if not tables.is_json(path):
+        others = {name: tables.numbers_or_texts(cells) for name, cells in others.items()}
     for note in notes:
         logger.info(note)
-    return names, {name: _listed(cells) for name, cells in (texts | values).items()}
+    return names, {name: _listed(cells) for name, cells in (texts | others).items()}
 
 
 def _listed(values: Any) -> Any:

@@ -4,16 +4,16 @@
 
     folder, zip, URL ──▶ names in folders ──┐
     tar ──▶ names, JSON ────────────────────┤
-    CSV, TSV, JSONL, Parquet, ──▶ a table ──┼─▶ columns ──▶ Samples ──▶ take, new_to,
-    Hugging Face                            │               with_classes, with_files
-    npy, a memload data set ────────────────┘                     │
-    a data set in Python ──▶ its first samples ──▶ DatasetSource ─┤
-                                                                  ▼
-                                       samples[row] ──▶ Record: key, image, columns, arrays
+    CSV, TSV, JSONL, Parquet, ──▶ a table ──┼─▶ columns ──▶ Source ──▶ take, new_to,
+    Hugging Face                            │                 │        with_classes, with_files
+    npy, a memload data set ────────────────┤                 ▼
+    a data set in Python ──▶ some samples ──┘      source[row] ──▶ Record: key, image,
+                                                                   columns, arrays
 
 Nothing here decodes a picture. Only names and columns are in memory; images are opened one by one.
 
-- samples: `Samples`, its records, and what makes other samples of it.
+- samples: `Source`, its records, and what makes other sources of it.
+- reading: the options that say how a source is read.
 - contents: the bytes of images: files, ranges of files, rows of something.
 - columns: what values become: numbers, arrays, labels or categories. Nothing else decides it.
 - boxes: points and boxes among the values of a table.

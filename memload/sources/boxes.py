@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from memload.errors import SourceError
+from memload.sources.contents import array_of
 from memload.wording import listed
 
 #: The values of all samples, by the names of columns. None means missing.
@@ -31,41 +32,50 @@ def table_numbers(table: Table, kind: str, name: str, text: str) -> tuple[np.nda
     Raises SourceError.
     """
     parts = _PARTS[kind]
-    if any(isinstance(each, (list, np.ndarray)) for each in table.get(text, ())):
-        try:
-            arrays = [array_of(each) for each in table[text]]
-            values = filled(arrays, (max(1, *map(len, arrays)), len(parts)), "<f4")
-        except (TypeError, ValueError) as error:
-            raise SourceError(
-                f"{name!r:.80}: there are not lists of {len(parts)} numbers: {error}. Correct them."
-            ) from error
-        names = {text}
-    else:
-        numeric = [each for each, values in table.items() if _are_numbers(values)]
-        groups = [fnmatch.filter(numeric, part.strip()) for part in text.split(",")]
-        chosen = [column for group in zip(*groups, strict=False) for column in group]
-        is_uneven = len({len(group) for group in groups}) > 1 or len(groups) not in (1, len(parts))
-        if not chosen or len(chosen) % len(parts) or is_uneven:
-            fits = " and ".join(str(len(group)) for group in groups)
-            raise SourceError(
-                f"--{kind} {name!r:.80}: {text!r:.80} fits {fits} columns of numbers, and not "
-                f"{len(parts)} each ({', '.join(parts)}). There are {listed(numeric) or 'none'}. "
-                "Name a column of lists, or a pattern such as "
-                f"'{','.join(part + '*' for part in parts)}'."
-            )
-        if kind == "boxes" and {*map(str.lower, chosen)} & {"w", "h", "width", "height"}:
-            raise SourceError(
-                f"--boxes {name!r:.80}: the columns {listed(chosen)} are sizes, and x1, y1, x2, y2 "
-                "are wanted. Add columns of x + width and y + height."
-            )
-        stacked = np.stack([np.array(table[column], np.float32) for column in chosen], 1)
-        values, names = stacked.reshape(len(stacked), -1, len(parts)), {*chosen}
-    if kind == "boxes":
-        try:
+    try:
+        if any(isinstance(each, (list, np.ndarray)) for each in table.get(text, ())):
+            arrays = [items_of(each, len(parts)) for each in table[text]]
+            values, names = filled(arrays, (max(1, *map(len, arrays)), len(parts)), "<f4"), {text}
+        else:
+            columns = _columns_of(table, parts, text)
+            stacked = np.stack([np.array(table[column], np.float32) for column in columns], 1)
+            values, names = stacked.reshape(len(stacked), -1, len(parts)), {*columns}
+        if kind == "boxes":
             check_order(values)
-        except ValueError as error:
-            raise SourceError(f"{name!r:.80}: {error}.") from None
+    except (TypeError, ValueError) as error:
+        raise SourceError(f"--{kind} {name!r:.80}: {error}. Correct it.") from error
     return values, names
+
+
+def _columns_of(table: Table, parts: Sequence[str], text: str) -> list[str]:
+    """Return the columns that a pattern names, in the order x, y, x, y, …. Raises ValueError."""
+    numeric = [each for each, values in table.items() if _are_numbers(values)]
+    groups = [fnmatch.filter(numeric, part.strip()) for part in text.split(",")]
+    columns = [column for group in zip(*groups, strict=False) for column in group]
+    is_uneven = len({len(group) for group in groups}) > 1 or len(groups) not in (1, len(parts))
+    if not columns or len(columns) % len(parts) or is_uneven:
+        fits = " and ".join(str(len(group)) for group in groups)
+        raise ValueError(
+            f"{text!r:.80} fits {fits} columns of numbers, and not {len(parts)} each "
+            f"({', '.join(parts)}). There are {listed(numeric) or 'none'}. Name a column of lists, "
+            f"or a pattern such as '{','.join(part + '*' for part in parts)}'"
+        )
+    if {*map(str.lower, columns)} & {"w", "h", "width", "height"}:
+        raise ValueError(
+            f"the columns {listed(columns)} are sizes, and {', '.join(parts)} are wanted. Add "
+            "columns of x + width and y + height"
+        )
+    return columns
+
+
+def items_of(value: Any, size: int) -> np.ndarray:
+    """Return the points or boxes of a sample, ``(k, size)``. Raises ValueError."""
+    form = str(getattr(getattr(value, "format", None), "value", "XYXY"))  # of tv_tensors
+    items = array_of(value)
+    items = items.reshape(-1, size) if items.shape == (size,) or not items.size else items
+    if form != "XYXY" or items.ndim != 2 or items.shape[1] != size:
+        raise ValueError(f"it is {form} of the shape {items.shape}, not XYXY of (k, {size})")
+    return items
 
 
 def check_order(boxes: np.ndarray) -> None:
@@ -99,13 +109,6 @@ def _are_numbers(values: Sequence[Any] | np.ndarray) -> bool:
     if isinstance(values, np.ndarray):
         return values.ndim == 1
     return {*map(type, values)} <= {bool, int, float, type(None)}
-
-
-def array_of(value: Any) -> np.ndarray:
-    """Return numbers as an array. None has no items; in a list, it is NaN. Raises ValueError."""
-    array = np.asarray(() if value is None else value)
-    is_list = array.dtype.kind == "O" and isinstance(value, (list, tuple))
-    return array.astype(np.float64) if is_list else array
 
 
 def filled(arrays: Sequence[np.ndarray], shape: tuple[int, ...], dtype: str) -> np.ndarray:

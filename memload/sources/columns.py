@@ -12,6 +12,7 @@ import numpy as np
 
 from memload.errors import SourceError
 from memload.sources.boxes import Table, per_box, table_numbers
+from memload.sources.reading import Reading
 from memload.storage.format import RESERVED
 from memload.wording import counted, listed
 
@@ -26,9 +27,11 @@ IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
 LABEL_NAMES = ("label", "class", "labels", "fine_label", "cls", "target")
 BOX_NAMES = ("boxes", "bboxes", "bbox")
 POINT_NAMES = ("points", "landmarks", "keypoints")
-_CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"))
-#: An x that is a word, as in ``x0``, ``left_eye_x`` and ``leftX``.
-_X = re.compile(r"(?<![A-Za-z])[xX](?![A-Za-z])|(?<=[a-z])X(?![a-z])")
+#: An array that is larger than this along two axes has the size of a picture.
+_MASK_SIDE = 16
+_NEITHER = (
+    "neither numbers of one shape nor text, or integers above 2⁵³ beside missing ones or fractions"
+)
 
 #: The names of the parts of data sets, and what may be added to them, as in ``training_set``.
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
@@ -49,7 +52,7 @@ class Column(NamedTuple):
     boxes: bool = False
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Columns:
     """The columns of all samples.
 
@@ -60,7 +63,7 @@ class Columns:
         categories: The texts that other columns count into.
         notes: What the user should know.
         skipped: The columns that are left out, and why.
-        are_parts: Whether the classes are parts of a data set, as all have the same subfolders.
+        per_box: The boxes of each column that has an item for each box, and is filled up like them.
     """
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -69,7 +72,7 @@ class Columns:
     categories: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    are_parts: bool = False
+    per_box: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, values: np.ndarray, **kind: bool) -> None:
         """Add numbers. Single ones become int64 or float64. ``kind`` is points or boxes."""
@@ -77,9 +80,9 @@ class Columns:
             self.skipped[name] = "its name is taken"
             return
         if values.dtype.kind == "u" and (values > np.iinfo(np.int64).max).any():
-            self.skipped[name] = "its numbers need more than 63 bits"
+            self.skipped[name] = _NEITHER
             return
-        if values.ndim == 1:
+        if values.ndim == 1 or values.dtype.kind == "b":
             values = values.astype("<f8" if values.dtype.kind == "f" else "<i8", copy=False)
         self.values[name] = values
         self.schema[name] = Column(values.dtype.str, values.shape[1:], **kind)
@@ -102,45 +105,24 @@ class Columns:
     def add_values(
         self, name: str, values: Sequence[Any] | np.ndarray, *, is_kept: bool = False
     ) -> None:
-        """Add numbers, texts or lists of one shape. A number that is missing becomes NaN."""
+        """Add numbers, texts, or lists or arrays of one shape. A missing number becomes NaN."""
         if isinstance(values, np.ndarray):
             self.add(name, values)
-            return
-        kinds = {*map(type, values)} - {type(None)}
-        if kinds == {str}:
+        elif {*map(type, values)} - {type(None)} == {str}:
             self.add_texts(name, [value or "" for value in values], is_kept=is_kept)
-        elif kinds and kinds <= {bool, int, float}:
-            self._add_numbers(name, values, is_whole=float not in kinds and None not in values)
-        elif kinds == {list} and (array := _array_of(values)) is not None:
-            self.add(name, array)
         else:
-            hint = f"; boxes are named: --boxes {name}" if name in BOX_NAMES else ""
-            self.skipped[name] = f"neither numbers of one shape nor text{hint}"
-
-    def _add_numbers(self, name: str, values: Sequence[Any], *, is_whole: bool) -> None:
-        if not is_whole and any(type(value) is int and abs(value) > EXACT for value in values):
-            self.skipped[name] = "integers above 2⁵³ beside missing numbers or fractions"
-            return
-        try:
-            self.add(name, np.array(values, np.int64 if is_whole else np.float64))
-        except OverflowError:
-            self.skipped[name] = "its numbers need more than 64 bits"
-
-    def finish(self) -> "Columns":
-        """Note what was left out. Returns this object."""
-        if self.skipped:
-            shown = (f"{name} ({why})" for name, why in self.skipped.items())
-            self.notes.append(f"skipped {counted(len(self.skipped), 'column')}: {listed(shown, 5)}")
-        return self
+            try:
+                self.add(name, numbers_of(values))
+            except (TypeError, ValueError, OverflowError):
+                hint = f"; boxes are named: --boxes {name}" * (name in BOX_NAMES)
+                self.skipped[name] = f"{_NEITHER}{hint}"
 
 
 def columns_of(
     table: Table,
+    reading: Reading,
     *,
-    label: str | None = None,
     class_names: Mapping[str, Sequence[str]] | None = None,
-    points: Mapping[str, str] | None = None,
-    boxes: Mapping[str, str] | None = None,
     skipped: Mapping[str, str] | None = None,
     is_exported: bool = False,
 ) -> Columns:
@@ -148,42 +130,38 @@ def columns_of(
 
     Args:
         table: Its values, by the names of columns.
-        label: The column of the labels. By default, the first of `LABEL_NAMES` that there is.
+        reading: Which columns are labels, points and boxes. By default, the labels are in the first
+            of `LABEL_NAMES` that there is.
         class_names: Texts that columns of numbers count into, by name.
-        points: Columns of lists of x, y, or patterns such as ``x*,y*`` for columns of numbers.
-        boxes: The same for x1, y1, x2, y2.
         skipped: Columns that could not be read, and why.
         is_exported: Whether ``memload export`` has written the table. Then all texts are kept, and
             only ``label`` is the label.
 
     Raises SourceError for a column that there is not.
 
-    >>> columns_of({"class": ["cat", "dog"], "age": [3, None]}).values  # doctest: +SKIP
+    >>> columns_of({"class": ["cat", "dog"], "age": [3, None]}, Reading()).values  # doctest: +SKIP
     {'label': array([0, 1]), 'age': array([ 3., nan])}
     """
-    columns, class_names = Columns(skipped=dict(skipped or {})), class_names or {}
+    columns, label = Columns(skipped=dict(skipped or {})), reading.label
     if label is not None and label not in table:
         raise SourceError(f"There is no column {label!r:.80}, only {listed(table)}. Name one.")
     if label is None:
         own = [name for name in table if name == "label" or not is_exported]
-        label = label_among(own, has_boxes=bool(boxes))
+        label = label_among(own, has_boxes=bool(reading.boxes))
         if label is None:
-            columns.notes.append("no labels: name their column with --label")
+            columns.notes.append("no labels: name their column with --label (label=… in Python)")
         elif label != "label":
             columns.notes.append(f"the labels are taken from column {label!r}")
     used: set[str] = set()
-    for name, text in (points or {}).items():
-        values, names = table_numbers(table, "points", name, text)
-        columns.add(name, values, points=True)
-        used |= names
-    for name, text in (boxes or {}).items():
-        values, names = table_numbers(table, "boxes", name, text)
-        columns.add(name, values, boxes=True)
-        used |= names
-        for other, filled in per_box(table, text, used):
-            columns.add(other, filled)
-            columns.notes.append(f"{other} is filled up with -1 or NaN beside {name}")
-            used.add(other)
+    for kind, patterns in (("points", reading.points), ("boxes", reading.boxes)):
+        for name, text in patterns.items():
+            values, names = table_numbers(table, kind, name, text)
+            columns.add(name, values, **{kind: True})
+            used |= names
+            for other, items in per_box(table, text, used) if kind == "boxes" else ():
+                columns.add(other, items)
+                columns.per_box[other] = name
+            used |= {*columns.per_box}
     for name, given in table.items():
         stored = "label" if name == label else name
         if name in used or (stored == "label" and name != label):
@@ -191,13 +169,22 @@ def columns_of(
         columns.add_values(stored, given, is_kept=is_exported)
         if name == label and stored in columns.skipped:
             raise SourceError(f"The labels in {label!r:.80} are {columns.skipped[stored]}.")
-        texts = list(class_names.get(name, ()))
-        if texts and columns.schema.get(stored) == Column("<i8") and name == label:
+        texts = list((class_names or {}).get(name, ()))
+        if not texts or columns.schema.get(stored) != Column("<i8"):
+            continue
+        if name == label:
             columns.classes = texts
-        elif texts and {*np.unique(columns.values.get(name, np.zeros(0)))} <= {*range(len(texts))}:
+        elif {*np.unique(columns.values[name])} <= {*range(len(texts))}:
             columns.categories[name] = texts
     columns.notes += notes_on_unnamed(columns)
-    return columns.finish()
+    if columns.per_box:
+        columns.notes.append(f"filled up with -1 or NaN beside boxes: {listed(columns.per_box, 5)}")
+    if columns.skipped:
+        shown = (f"{name} ({why})" for name, why in columns.skipped.items())
+        columns.notes.append(
+            f"skipped {counted(len(columns.skipped), 'column')}: {listed(shown, 5)}"
+        )
+    return columns
 
 
 def label_among(names: Iterable[str], *, has_boxes: bool = False) -> str | None:
@@ -217,27 +204,31 @@ def numbered(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
     return names, np.fromiter(map(number.__getitem__, texts), np.int64, len(texts))
 
 
-def _array_of(values: Sequence[Any]) -> np.ndarray | None:
-    """Return lists of numbers of one shape as an array, or None. In them, None becomes NaN.
+def numbers_of(values: Sequence[Any]) -> np.ndarray:
+    """Return numbers, or lists or arrays of one shape, as an array. None becomes NaN.
 
-    It is int64, or float32 if that holds all numbers exactly, else float64.
+    Whole numbers are int64, others float64; in lists float32 if that holds all of them exactly.
+    Arrays keep their type, and None among them is passed over. Raises ValueError.
+
+    >>> numbers_of([1, None]), numbers_of([[1, 2], [3, 4]])
+    (array([ 1., nan]), array([[1, 2],
+           [3, 4]]))
     """
-    try:
-        array = np.array(values)
-        if array.dtype.kind not in "biufO" or array.ndim < 2 or not array.size:
-            return None
-        is_whole = array.dtype.kind in "bi"
-        if array.dtype.kind == "O" and any(
-            type(number) is int and abs(number) > EXACT for number in array.flat
-        ):
-            return None
-        array = array.astype(np.int64 if is_whole else np.float64)
-    except (TypeError, ValueError, OverflowError):  # of different lengths, or of texts
-        return None
-    if is_whole:
-        return array
-    narrow = array.astype(np.float32)
-    return narrow if np.array_equal(narrow, array, equal_nan=True) else array
+    if arrays := [value for value in values if isinstance(value, np.ndarray)]:
+        return np.stack(arrays)
+    array = np.array(values)
+    if array.dtype.kind in "bi":
+        return array.astype(np.int64)
+    if array.dtype.kind not in "fO" or not array.size or not any(v is not None for v in values):
+        raise ValueError(f"{array.dtype} is no type of numbers")
+    numbers = np.array(values, object)
+    if any(type(number) is int and abs(number) > EXACT for number in numbers.flat):
+        raise ValueError("integers above 2**53 would lose digits")
+    array = numbers.astype(np.float64)
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
+    is_exact = array.ndim > 1 and np.array_equal(narrow, array, equal_nan=True)
+    return narrow if is_exact else array
 
 
 def are_splits(names: Sequence[str]) -> bool:
@@ -250,37 +241,34 @@ def are_splits(names: Sequence[str]) -> bool:
     return bool(words) and all(len(each) == 1 and each <= _SPLITS for each in words)
 
 
+def looks_like(name: str, shape: tuple[int, ...]) -> str:
+    """Return "boxes", "points" or "mask" for an array that should move with its image, or "".
+
+    >>> looks_like("places", (3, 4)), looks_like("pose", (4, 4)), looks_like("seg", (480, 640))
+    ('boxes', '', 'mask')
+    """
+    if name in BOX_NAMES or (len(shape) == 2 and shape[1] == 4 != shape[0]):  # (4, 4) is a pose
+        return "boxes"
+    if name in POINT_NAMES and shape[-1:] in ((2,), (3,)):
+        return "points"
+    is_large = len(shape) > 1 and max(min(shape[:2]), min(shape[-2:])) > _MASK_SIDE
+    return "mask" if is_large else ""
+
+
 def notes_on_unnamed(columns: Columns) -> Iterator[str]:
     """Yield notes on numbers that are stored as they are, but may be points or boxes.
 
     They would stay in pixels of the file, while their images are resized and cropped.
     """
-    single = {name.lower(): name for name, column in columns.schema.items() if not column.shape}
-    for corners in _CORNERS:
-        if single.keys() >= {*corners}:
-            text = ",".join(single.pop(corner) for corner in corners)
-            yield f"{text} are stored as they are; --boxes 'boxes={text}' lets them move as boxes"
-    pairs, pattern = [], ""
-    for name in single.values():
-        for found in [*_X.finditer(name)][-1:]:
-            head, x, tail = name[: found.start()], found[0], name[found.end() :]
-            y = chr(ord(x) + 1)
-            if f"{head}{y}{tail}" in single.values():
-                pairs.append(f"{name},{head}{y}{tail}")
-                end = f"*{head[-1]}" if head[-1:] in tuple("_-. ") else "*" * bool(head)
-                pattern = pattern or ",".join(f"{end}{each}{'*' * bool(tail)}" for each in (x, y))
-    if pairs:
+    single = {name for name, column in columns.schema.items() if not column.shape}
+    swapped = str.maketrans("xX", "yY")
+    if pairs := sorted(name for name in single if name.translate(swapped) in single - {name}):
         yield (
-            f"{listed(pairs, 2)} are stored as they are; --points 'points={pattern}' lets them "
-            "move with their images, as points"
+            f"{listed(pairs, 2)} and their y stay as they are. Points and boxes are named, so that "
+            "they move with their images, such as --points 'points=x*,y*' or --boxes "
+            "'boxes=x1,y1,x2,y2'"
         )
     for name, column in columns.schema.items():
-        is_plain = column.shape and not (column.points or column.boxes)
-        if is_plain and name in POINT_NAMES and column.shape[-1] in (2, 3):
-            yield f"{name} is stored as it is; --points {name} lets points (k, 2) move"
-        elif (
-            is_plain
-            and column.shape[-1] == 4
-            and (name in BOX_NAMES or column.shape[1:] == (4,) != column.shape[:1])
-        ):
-            yield f"{name} is stored as it is; --boxes {name} lets boxes move with their images"
+        kind = "" if column.points or column.boxes else looks_like(name, column.shape)
+        if kind and column.shape:
+            yield f"{name} stays as it is; --{kind} {name}={name} moves it with its image"

@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,8 @@ _MAX_BYTES = 8 * MAX_PIXELS + (16 << 20)
 
 #: The header of a file within a zip, from the ZIP specification (APPNOTE.TXT), 4.3.7.
 _ZIP_HEADER_BYTES = 30
+
+_HERE = Path()
 
 
 class Contents:
@@ -183,13 +185,33 @@ def _unpacked(path: Path, data: bytes, size: int, crc32: int, is_deflated: bool)
     return data
 
 
-def image_of(value: Any, folder: Path) -> Any:
-    """Return an entry of a table as `Record` has an image: bytes, a path, an array, or None.
+def plain(value: Any, folder: Path = _HERE) -> Any:
+    """Return a value as `Record` has an image: bytes, a path, an array, a picture, or None.
 
     Hugging Face has a dict of bytes and a path. Paths are relative to ``folder``.
     """
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
-    if isinstance(value, list):
-        return np.array(value)
-    return folder / value if isinstance(value, str) else value
+    if isinstance(value, (str, os.PathLike)):
+        return folder / value
+    return array_of(value) if is_tensor(value) or isinstance(value, (list, tuple)) else value
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor. Torch is not imported."""
+    return hasattr(value, "detach")
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Return numbers as an array. None has no items; in a list, it is NaN. Raises ValueError."""
+    if is_tensor(value):
+        value = value.detach().cpu().numpy()
+    array = np.asarray(() if value is None else value)
+    is_list = array.dtype.kind == "O" and isinstance(value, (list, tuple))
+    return array.astype(np.float64) if is_list else array
+
+
+def file_labels(paths: Sequence[Path]) -> list[str]:
+    """Return the names of files, or their whole paths if two names are the same."""
+    names = [path.name for path in paths]
+    return names if len({*names}) == len(names) else [*map(str, paths)]

@@ -1,7 +1,6 @@
 """memload's own data sets, and .npy files: rows that are arrays already."""
 
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,15 @@ import numpy as np
 from memload.errors import DecodeError, NothingNewError, SourceError
 from memload.sources.columns import Column, Columns
 from memload.sources.contents import Contents
-from memload.sources.samples import Extra, Reading, Samples
+from memload.sources.reading import Reading
+from memload.sources.samples import Extra, Source
 from memload.storage.index import Index
 from memload.storage.keys import Keys
 from memload.storage.shards import Shards
 from memload.storage.where import matching
-from memload.wording import listed
 
 
-def open_existing(path: str | Path, reading: Reading) -> Samples:
+def open_existing(path: str | Path, reading: Reading) -> Source:
     """Open a data set of memload's. Names, columns, classes, masks and other arrays are kept.
 
     It may be the index of a subset. ``where`` chooses samples by values of columns.
@@ -33,18 +32,23 @@ def open_existing(path: str | Path, reading: Reading) -> Samples:
         name: Column(values.dtype.str, values.shape[1:], name in index.points, name in index.boxes)
         for name, values in index.columns.items()
     }
-    classes = None if index.classes is None else list(index.classes)
-    categories = {name: list(texts) for name, texts in index.categories.items()}
-    columns = Columns(dict(index.columns), schema, classes, categories)
     extras = {
         array.name: Extra("mask" if array.kind == "mask" else "array", IndexRows(index, array.name))
         for array in index.arrays
         if array.name != "image"
     }
-    samples = Samples(index.keys, IndexRows(index, "image"), columns, extras)
+    source = Source(
+        keys=index.keys,
+        images=IndexRows(index, "image"),
+        values=dict(index.columns),
+        schema=schema,
+        classes=None if index.classes is None else [*index.classes],
+        categories={name: [*texts] for name, texts in index.categories.items()},
+        extras=extras,
+    )
     if not reading.where:
-        return samples
-    return samples.take(matching(len(index), index.columns, index.texts, reading.where))
+        return source
+    return source.take(matching(len(index), index.columns, index.texts, reading.where))
 
 
 class IndexRows(Contents):
@@ -70,14 +74,14 @@ class IndexRows(Contents):
         return {**vars(self), "_shards": None}
 
 
-def new_samples(samples: Samples, path: str | Path) -> Samples:
+def new_samples(source: Source, path: str | Path) -> Source:
     """Return the samples whose names a data set of memload's does not have, with notes.
 
     Raises NothingNewError if there are none.
     """
     index = Index.open(path)
-    new = samples.new_to(index.keys)
-    if not len(new) and samples.are_numbered:
+    new = source.new_to(index.keys)
+    if not len(new) and source.are_numbered:
         raise SourceError(
             f"The samples have no names, only numbers, and {path} has as many, so whether they are "
             "new cannot be known. Build without --new-to, then 'memload concat'.",
@@ -85,35 +89,24 @@ def new_samples(samples: Samples, path: str | Path) -> Samples:
         )
     if not len(new):
         raise NothingNewError(
-            f"Nothing is new: {path} has all {len(samples):,} samples of the source, so nothing "
+            f"Nothing is new: {path} has all {len(source):,} samples of the source, so nothing "
             "was built.",
             path=path,
         )
-    return new.with_note(*_notes_on_new(samples, len(new), index, path))
-
-
-def _notes_on_new(samples: Samples, new: int, index: Index, path: str | Path) -> Iterator[str]:
-    note = f"{len(samples) - new:,} of {len(samples):,} samples are left out: {path} has "
-    if new < len(samples) or not len(index):
-        yield f"{note}them"
-    else:  # perhaps since one was built from a folder above or below
-        yield (
-            f"{note}none of their names. The first is {samples.keys[0]!r:.200}, and that of {path} "
-            f"is {index.keys[0]!r:.200}. If these are the same samples, build from the same folder "
-            "as then"
-        )
-    before = sorted(array.name for array in index.arrays if array.name != "image")
-    if before != sorted(samples.arrays):
-        yield (
-            f"other masks and arrays than those of {path}: {listed(before) or 'none'} there and "
-            f"{listed(sorted(samples.arrays)) or 'none'} here (--mask, --array)"
-        )
+    note = f"{len(source) - len(new):,} of {len(source):,} samples are left out: {path} has "
+    if len(new) < len(source) or not len(index):
+        return new.with_note(f"{note}them")
+    # perhaps since one was built from a folder above or below
+    return new.with_note(
+        f"{note}none of their names. The first is {source.keys[0]!r:.200}, and that of {path} is "
+        f"{index.keys[0]!r:.200}. If these are the same samples, build from the same folder as then"
+    )
 
 
 # ------------------------------------------------------------------------------------- .npy files
 
 
-def open_array(path: Path, reading: Reading) -> Samples:
+def open_array(path: Path, reading: Reading) -> Source:
     """Open an NPY file of images: an array ``(N, H, W)`` or ``(N, H, W, C)``.
 
     They are stored as they are. ``label`` is an NPY file of N numbers, or of names of classes.
@@ -123,7 +116,7 @@ def open_array(path: Path, reading: Reading) -> Samples:
     >>> open_array(Path("x_train.npy"), Reading(label="y_train.npy"))[7].columns  # doctest: +SKIP
     {'label': 3}
     """
-    label, images, columns = reading.label, _load(path), Columns()
+    images, columns = _load(path), Columns()
     if images.ndim not in (3, 4) or not images.size:
         raise SourceError(
             f"{path} has the shape {images.shape}, which is neither (N, H, W) nor (N, H, W, C) "
@@ -135,21 +128,20 @@ def open_array(path: Path, reading: Reading) -> Samples:
             f"the shape {images.shape} looks like (N, C, H, W), channels first; save "
             "array.transpose(0, 2, 3, 1), which is (N, H, W, C)"
         )
-    if label is None:
+    if reading.label is None:
         columns.notes.append(f"no labels: name an array of {len(images):,} with --label")
     else:
-        labels = _load(Path(label))
-        is_fitting = labels.shape in ((len(images),), (len(images), 1))
-        if not is_fitting or labels.dtype.kind not in "biufU":
+        labels = _load(Path(reading.label))
+        if labels.size != len(images) or labels.dtype.kind not in "biufU":
             raise SourceError(
-                f"{label} has the shape {labels.shape} and type {labels.dtype}, but the labels of "
-                f"{path} are {len(images):,} numbers or texts. Save them so.",
-                path=label,
+                f"{reading.label} has the shape {labels.shape} and type {labels.dtype}, but the "
+                f"labels of {path} are {len(images):,} numbers or texts. Save them so.",
+                path=reading.label,
             )
         flat = np.array(labels).reshape(len(images))
         columns.add_values("label", flat.tolist() if flat.dtype.kind == "U" else flat)
-    keys = Keys.of([str(number) for number in range(len(images))])
-    return Samples(keys, NpyRows(path), columns, are_numbered=True)
+    keys = Keys.of([*map(str, range(len(images)))])
+    return Source(keys=keys, images=NpyRows(path), are_numbered=True, **vars(columns))
 
 
 class NpyRows(Contents):
@@ -171,17 +163,11 @@ class NpyRows(Contents):
 
 def _load(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # a damaged header may raise anything
         raise SourceError(
-            f"{path} is missing, is no .npy file, or is damaged ({error}). Check the path.",
+            f"{path} is missing, is no .npy file, or is damaged ({error}). Save one array, with "
+            "numpy.save.",
             path=path,
         ) from error
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise SourceError(
-            f"{path} holds several arrays. Save the images alone with numpy.save, and their labels "
-            "too.",
-            path=path,
-        )
     return array

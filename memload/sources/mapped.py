@@ -4,45 +4,30 @@ Its samples decide what it has: the first that can be read, and some others (`Da
 """
 
 import contextlib
-import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from memload.errors import DecodeError, SourceError, describe_error
-from memload.sources import boxes
+from memload.sources.boxes import check_order, filled, items_of
 from memload.sources.columns import (
-    BOX_NAMES,
     IMAGE_NAMES,
     Column,
     Columns,
+    columns_of,
     label_among,
-    notes_on_unnamed,
+    looks_like,
 )
-from memload.sources.contents import Contents
-from memload.sources.samples import Kind, Reading, Record, Samples, named, translation
+from memload.sources.contents import Contents, array_of, is_tensor, plain
+from memload.sources.reading import Reading
+from memload.sources.samples import Extra, Record, Source
 from memload.storage.keys import Keys
 from memload.wording import listed
 
-#: So many samples decide on the columns: half of them the first ones, the others spread evenly.
-_LOOKED_AT = 64
-#: An array that is larger than this along two axes has the size of a picture.
-_MASK_SIDE = 16
-_TO_KEEP_IT = "To store or leave out what there is, name it: DatasetSource(dataset, columns=[…])."
-
-
-class Fact(NamedTuple):
-    """The type and shape of a value. The type may be "none", "text", or what cannot be stored."""
-
-    dtype: str
-    shape: tuple[int, ...] = ()
-
-
-_NONE = Fact("none")
-_NUMBER = "<|"  # what the types of numbers begin with
+#: So many of the first samples decide on the columns, and as many others, evenly spread.
+_LOOKED_AT = 32
 
 
 def first_usable_here(look: Callable[[int], Any], keys: Sequence[str]) -> Any:
@@ -61,7 +46,7 @@ def first_usable_here(look: Callable[[int], Any], keys: Sequence[str]) -> Any:
     raise SourceError(f"None of the first {len(reasons)} samples can be used: {reasons[0]:.500}")
 
 
-class DatasetSource(Samples):
+class DatasetSource(Source):
     """A map-style data set: an object with ``len()`` and ``[index]``.
 
     A sample is ``(image, target)``, an image alone, or a dict. An image is a PIL image, an array, a
@@ -83,8 +68,8 @@ class DatasetSource(Samples):
         points: The entries of points x, y, ``(k, 2)``, as many in all samples.
         boxes: The entries of boxes x1, y1, x2, y2, with the most that a sample has. They are filled
             up with NaN, and so are entries with an item for each box, integers with -1.
-        columns: The entries that are stored. By default all. Boxes and masks that nobody names are
-            an error then, since they would not move with their images.
+        columns: The entries that are stored. By default all. Boxes, points and masks that nobody
+            names are an error then, since they would not move with their images.
         key: The names of the samples. By default they are numbered.
         classes: The names of the classes. By default those of the data set.
         first_usable: Looks at samples, perhaps in another process: see `first_usable_here`.
@@ -103,7 +88,7 @@ class DatasetSource(Samples):
         label: str | None = None,
         masks: Sequence[str] | Mapping[str, str] = (),
         arrays: Sequence[str] | Mapping[str, str] = (),
-        points: Sequence[str] = (),
+        points: Sequence[str] | Mapping[str, str] = (),
         boxes: Mapping[str, int] | None = None,
         columns: Sequence[str] | None = None,
         key: Sequence[str] | None = None,
@@ -114,55 +99,44 @@ class DatasetSource(Samples):
             raise SourceError("The data set has no samples.")
         if key is not None and len(key) != len(dataset):
             raise ValueError(f"key: {len(key):,} names are given for {len(dataset):,} samples.")
-        names = [*map(str, range(len(dataset)) if key is None else key)]
-        super().__init__(Keys.of(names), _DatasetRows(dataset), Columns(), are_numbered=key is None)
-        lists = {"masks": masks, "arrays": arrays, "points": points, "boxes": boxes or {}}
-        given: dict[str, Any] = {name: named(name, each) for name, each in lists.items()}
-        self._reading = reading = Reading(image=image, label=label, **given)
+        reading = Reading.of(
+            image=image, label=label, masks=masks, arrays=arrays, points=points, boxes=boxes
+        )
         if not all(isinstance(most, int) and most > 0 for most in reading.boxes.values()):
             raise ValueError(
                 f"boxes: {boxes!r:.80} is not a mapping from entries to the most boxes that a "
                 "sample has, such as {'boxes': 100}."
             )
-        kept = None if columns is None else [*named("columns", columns)]
-        self.options = {"entries": f"{reading}, columns {kept}"}
-        self._entries: dict[str, str] = {}  #: the entry of each column
-        #: the boxes of each column that has an item for each of them
-        self._per_box: dict[str, str] = {}
-        self._find_columns(self._facts_of_samples(first_usable), kept, dataset, classes)
-        #: what labels of samples mean, if there are classes: their numbers, also by their names
-        self._numbers: dict[int | str, int] | None = None
-        if self.columns.classes is not None:
-            self._numbers = {name: number for number, name in enumerate(self.columns.classes)}
-            self._numbers |= {number: number for number in range(len(self._numbers))}
-        if kept is None:
-            if not (self._entries.get("label") or reading.entries):
-                self.columns.notes.append("no labels: name their entry with label=…")
-            self.columns.notes += notes_on_unnamed(self.columns)
-        self.columns.finish()
+        super().__init__(
+            keys=Keys.of([*map(str, range(len(dataset)) if key is None else key)]),
+            images=_DatasetRows(dataset),
+            extras={name: Extra(kind, None) for name, (kind, _) in reading.entries.items()},
+            options={"entries": f"{reading}, columns {columns and [*columns]}"},
+            are_numbered=key is None,
+        )
+        self._reading, self._kept = reading, columns
+        table = self._look(first_usable)
+        self._label = label or label_among(table, has_boxes=bool(reading.boxes))
+        #: what labels of samples count into, whatever `classes` are
+        self._own_classes = _class_names(dataset, self._label) if classes is None else [*classes]
+        vars(self).update(vars(self._columns_of(table)))
 
     # ------------------------------------------------------------------------------- records
-
-    @property
-    def arrays(self) -> Mapping[str, Kind]:
-        """The kinds of the masks and other arrays, by name."""
-        own = {name: kind for name, (kind, _) in self._reading.entries.items()}
-        return {**own, **super().arrays}
 
     def _record(self, row: int, image: Any) -> Record:
         image, entries = self._split(image)
         columns = {}
-        for name, entry in self._entries.items():
+        for name, column in self.schema.items():
             try:
-                columns[name] = self._value(name, entries, self.schema[name], entries.get(entry))
+                columns[name] = self._value(name, column, entries)
             except (TypeError, ValueError) as error:
                 raise DecodeError(f"{name!r:.80}: {error}") from error
         arrays = {
-            name: plain_mask(entries[entry]) if kind == "mask" else plain(entries[entry])
+            name: _image(entries[entry]) if kind == "mask" else plain(entries[entry])
             for name, (kind, entry) in self._reading.entries.items()
             if entries.get(entry) is not None
         }
-        return Record(self.keys[row], plain_image(image), columns, arrays | self._arrays(row))
+        return Record(self.keys[row], _image(image), columns, arrays | self._arrays(row))
 
     def _split(self, sample: Any) -> tuple[Any, dict[str, Any]]:
         """Return the image and the other entries of a sample. Raises SourceError without image."""
@@ -185,150 +159,130 @@ class DatasetSource(Samples):
         if isinstance(target, Mapping):
             return image, dict(target)
         if not isinstance(target, tuple):
-            only = [*(entry for _, entry in reading.entries.values()), *reading.moving]
+            only = [entry for _, entry in reading.entries.values()]
+            only += [*reading.points, *reading.boxes]
             return image, {only[0] if len(only) == 1 else "label": target}
-        has_label = bool(target) and fact_of(target[0]) == Fact("<i8")
+        has_label = bool(target) and isinstance(_looked(target[0]), int)
         names = ["label"] * has_label + [f"target_{n}" for n in range(len(target) - has_label)]
         return image, dict(zip(names, target, strict=True))
 
-    def _value(self, name: str, entries: Mapping[str, Any], column: Column, value: Any) -> Any:
+    def _value(self, name: str, column: Column, entries: Mapping[str, Any]) -> Any:
         """Return the value of a column. Raises ValueError for labels and boxes that differ.
 
         Whether others fit their columns is found out when they are written.
         """
+        value = entries.get((name == "label" and self._label) or name)
         if name == "label":
-            return self._label(value)
-        if column.boxes or name in self._per_box:
-            items = boxes_of(value) if column.boxes else array_of(value)
-            count = len(items if column.boxes else boxes_of(entries.get(self._per_box[name])))
-            if len(items) != count:
-                raise ValueError(f"it has {len(items)} items for {count} boxes")
-            if count > column.shape[0]:
-                raise DecodeError(
-                    f"it has {count:,} boxes in {name!r:.80}, and there is room for "
-                    f"{column.shape[0]:,}. Raise it to the most that any sample has: "
-                    f"boxes={{{name!r}: {count}}} or more"
-                )
-            return boxes.filled([items], column.shape, column.dtype)[0]
-        return np.full(column.shape, np.nan) if value is None else array_of(value)
+            return self._label_of(value)
+        if column.points:
+            return items_of(value, 2)
+        box = name if column.boxes else self.per_box.get(name)
+        if box is None:
+            return np.full(column.shape, np.nan) if value is None else array_of(value)
+        boxes, items = items_of(entries.get(box), 4), array_of(value)
+        if column.boxes:
+            check_order(boxes)
+            items = boxes
+        if len(items) != len(boxes):
+            raise ValueError(f"it has {len(items)} items for {len(boxes)} boxes")
+        if len(boxes) > column.shape[0]:
+            raise DecodeError(
+                f"it has {len(boxes):,} boxes in {box!r:.80}, and there is room for "
+                f"{column.shape[0]:,}. Raise it to the most that any sample has: "
+                f"boxes={{{box!r}: {len(boxes)}}} or more"
+            )
+        return filled([items], column.shape, column.dtype)[0]
 
-    def _label(self, value: Any) -> Any:
-        value = value if isinstance(value, str) else array_of(value).tolist()
+    def _label_of(self, value: Any) -> Any:
+        value, own = (
+            value if isinstance(value, str) else array_of(value).tolist(),
+            self._own_classes,
+        )
         if value in (None, []) or value != value:
             raise ValueError("it is missing")
-        if self._numbers is None:
+        if self.classes is None or own is None:
             return value
-        if value not in self._numbers:
-            raise ValueError(f"{value!r:.40} is none of the {len(self._numbers) // 2} known")
-        return self._numbers[value]
-
-    def with_classes(self, classes: Sequence[str]) -> "DatasetSource":
-        """Return the same samples with labels that count into these classes."""
-        changed = super().with_classes(classes)
-        if self.classes is not None and self._numbers is not None:
-            new = translation(self.classes, classes).tolist()
-            changed._numbers = {label: new[number] for label, number in self._numbers.items()}
-        return changed
+        name = value if isinstance(value, str) or value not in range(len(own)) else own[int(value)]
+        if name not in self.classes:
+            raise ValueError(f"{value!r:.40} is none of the {len(own)} known")
+        return self.classes.index(name)
 
     # -------------------------------------------------------------- what all samples have
 
-    def _facts_of_samples(self, first_usable: Callable[..., Any]) -> list[dict[str, Fact]]:
-        """Return the facts of the first usable sample or, if they matter, of up to 64 samples."""
-        first: list[dict[str, Fact]] = [first_usable(self._look, self.keys)]
-        if not first[0].keys() - {"label"}:
-            return first
-        try:
-            return first_usable(self._look_at_several, self.keys[:1]) or first
-        except SourceError:  # one of these samples ends the process, or hangs
-            return first
+    def _look(self, first_usable: Callable[..., Any]) -> dict[str, list[Any]]:
+        """Return the entries of the first usable sample or, if they matter, of up to 64 samples.
 
-    def _look(self, row: int) -> dict[str, Fact]:
-        """Return what a sample has, by entry, apart from masks and other arrays."""
-        _, entries = self._split(self.images[row])
-        arrays = [entry for _, entry in self._reading.entries.values()]
-        return {name: fact_of(value) for name, value in entries.items() if name not in arrays}
-
-    def _look_at_several(self, row: int) -> list[dict[str, Fact]]:
-        count, facts = len(self), []
-        spread = np.linspace(0, count - 1, min(count, _LOOKED_AT // 2)).round().astype(int)
-        for row in sorted({*range(min(count, _LOOKED_AT // 2)), *spread.tolist()}):
-            with contextlib.suppress(Exception):  # it is rejected when its turn comes
-                facts.append(self._look(row))
-        return facts
-
-    def _find_columns(
-        self,
-        facts: Sequence[Mapping[str, Fact]],
-        kept: Sequence[str] | None,
-        dataset: Any,
-        classes: Sequence[str] | None,
-    ) -> None:
-        """Find the columns that these samples have in common. Raises SourceError."""
+        They are numbers, texts, None, arrays, or what cannot be stored. Raises SourceError.
+        """
+        samples: list[dict[str, Any]] = [first_usable(self._look_at, self.keys)]
+        if samples[0].keys() - {"label"}:
+            with contextlib.suppress(SourceError):  # one of these ends the process, or hangs
+                samples = first_usable(self._look_at_several, self.keys[:1]) or samples
+        names = dict.fromkeys(name for sample in samples for name in sample)
         reading = self._reading
-        found = dict.fromkeys(name for each in facts for name in each)
-        wanted = [*reading.moving, *(kept or ()), *filter(None, [reading.label])]
-        if lost := [name for name in wanted if name not in found]:
+        wanted = [*reading.points, *reading.boxes, *(self._kept or ())]
+        wanted += [reading.label] if reading.label else []
+        if lost := [name for name in wanted if name not in names]:
             raise SourceError(
                 f"The samples of the data set have no entry {lost[0]!r:.80}, only "
-                f"{listed(sorted(found)) or 'images'}. Name one of them."
+                f"{listed(sorted(names)) or 'images'}. Name one of them."
             )
-        label = reading.label or label_among(found, has_boxes=bool(reading.boxes))
-        self.columns.classes = _class_names(dataset, label) if classes is None else [*classes]
-        for entry in found:
-            name = "label" if entry == label else entry
-            is_kept = kept is None or entry in wanted
-            if is_kept and (entry == label or name != "label"):
-                own = [each.get(entry, _NONE) for each in facts]
-                if kept is None and entry not in reading.moving:
-                    _refuse_unnamed(entry, own)
-                column = self._column(name, entry, own, facts)
-                if isinstance(column, Column):
-                    self.columns.schema[name], self._entries[name] = column, entry
-                else:
-                    self.columns.skipped[name] = column
-        if self.columns.schema.get("label") != Column("<i8"):
-            self.columns.classes = None
-        if self._per_box:
-            self.columns.notes.append(
-                f"filled up with -1 or NaN beside {listed(reading.boxes, 3)}: "
-                f"{listed(self._per_box, 5)}"
-            )
+        return {
+            name: [sample.get(name) for sample in samples]
+            for name in names
+            if self._kept is None or name in wanted
+        }
 
-    def _column(
-        self, name: str, entry: str, own: Sequence[Fact], facts: Sequence[Mapping[str, Fact]]
-    ) -> Column | str:
-        """Return the column of an entry, or why it is left out."""
-        most, known = self._reading.boxes, [fact for fact in own if fact != _NONE]
-        if entry in most:
-            return Column("<f4", (most[entry], 4), boxes=True)
-        if not known:
-            return "missing"
-        if any(fact.dtype == "text" for fact in known):
-            if name == "label" and self.columns.classes is None:
+    def _look_at(self, row: int) -> dict[str, Any]:
+        """Return what a sample has, by entry, apart from its masks and other arrays."""
+        _, entries = self._split(self.images[row])
+        arrays = [entry for _, entry in self._reading.entries.values()]
+        return {name: _looked(value) for name, value in entries.items() if name not in arrays}
+
+    def _look_at_several(self, row: int) -> list[dict[str, Any]]:
+        found, last = [], len(self) - 1
+        rows = np.append(np.arange(_LOOKED_AT), np.linspace(0, last, _LOOKED_AT).round())
+        for row in np.unique(rows.clip(max=last).astype(int)).tolist():
+            with contextlib.suppress(Exception):  # it is rejected when its turn comes
+                found.append(self._look_at(row))
+        return found
+
+    def _columns_of(self, table: Mapping[str, Sequence[Any]]) -> Columns:
+        """Return the columns that the samples in a table have in common. Raises SourceError."""
+        reading, skipped = self._reading, {}
+        stored: dict[str, Any] = {}
+        for name, values in table.items():
+            known = [value for value in values if value is not None]
+            if self._kept is None and name not in (*reading.points, *reading.boxes):
+                _refuse_unnamed(name, known)
+            if not known:
+                skipped[name] = "missing"
+            elif not any(isinstance(value, str) for value in known):
+                stored[name] = known if name == self._label else values
+            elif name != self._label:
+                skipped[name] = "text"
+            elif self._own_classes is None:
                 raise SourceError(
                     "The labels are texts, and the data set has no list of its classes. Give one: "
                     "classes=[…]."
                 )
-            return Column("<i8") if name == "label" else "text"
-        if other := [fact for fact in known if fact.dtype[0] not in _NUMBER]:
-            raise SourceError(
-                f"Entry {entry!r:.80} is neither a number nor an array of numbers, but "
-                f"{other[0].dtype}. {_TO_KEEP_IT}"
-            )
-        if entry in self._reading.points:
-            return Column("<f4", known[0].shape, points=True)
-        for box in most:
-            counts = [math.prod(each.get(box, _NONE).shape) // 4 for each in facts]
-            if any(counts) and name != "label" and [(*f.shape, -1)[0] for f in own] == counts:
-                self._per_box[name] = box
-                known = [fact for fact in known if fact.shape[0]]
-                return Column(_common_type(known), (most[box], *known[0].shape[1:]))
-        if len({fact.shape for fact in known}) > 1:
-            return "of different shapes"
-        # A number that is missing is NaN.
-        is_missing = len(known) < len(own) and name != "label" and not known[0].shape
-        dtype = _common_type([*known, *[Fact("<f8")] * is_missing])
-        return Column(dtype, known[0].shape)
+            else:
+                stored[name] = np.zeros(1, np.int64)
+        own = replace(
+            reading,
+            label=self._label if self._label in stored else None,
+            boxes={name: name for name in reading.boxes},
+        )
+        columns = columns_of(stored, own, skipped=skipped)
+        for name, column in columns.schema.items():
+            box = name if column.boxes else columns.per_box.get(name)
+            if box is not None:
+                shape = (reading.boxes[box], *column.shape[1:])
+                columns.schema[name] = column._replace(shape=shape)
+        columns.values = {}  # those of all samples come from the records
+        has_classes = columns.schema.get("label") == Column("<i8")
+        columns.classes = self._own_classes if has_classes else None
+        return columns
 
 
 class _DatasetRows(Contents):
@@ -349,97 +303,43 @@ class _DatasetRows(Contents):
         return list(self._dataset.__getitems__(list(rows)))
 
 
-# ------------------------------------------------------------------------------------- values
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether a value is a torch tensor. Torch is not imported."""
-    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(value).__mro__)
-
-
-def plain(value: Any) -> Any:
-    """Return an array, a picture, bytes or a path in place of tensors, lists and dicts."""
-    if isinstance(value, Mapping):
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, (str, os.PathLike)):
-        return Path(value)
-    return array_of(value) if is_tensor(value) or isinstance(value, (list, tuple)) else value
-
-
-def plain_image(value: Any) -> Any:
-    """Return an image as `Record` has it. Tensors have their channels first."""
+def _image(value: Any) -> Any:
+    """Return an image or a mask as `Record` has it. Tensors have their channels first."""
     if is_tensor(value) and value.ndim == 3:
         return plain(value).transpose(1, 2, 0)
     return plain(value)
 
 
-def plain_mask(value: Any) -> Any:
-    """Return a mask ``(H, W)``, or a picture."""
-    value = plain(value)
-    if isinstance(value, np.ndarray) and value.ndim == 3 and 1 in (value.shape[0], value.shape[2]):
-        return value[0] if value.shape[0] == 1 else value[:, :, 0]
-    return value
-
-
-def array_of(value: Any) -> np.ndarray:
-    """Return an entry as an array. Raises ValueError."""
-    return boxes.array_of(value.detach().cpu().numpy() if is_tensor(value) else value)
-
-
-def fact_of(value: Any) -> Fact:
-    """Return what a value is."""
-    if value is None:
-        return _NONE
+def _looked(value: Any) -> Any:
+    """Return a number, a text, None, or an array; anything else as it is."""
     try:
-        array = array_of(value)
-    except Exception as error:  # noqa: BLE001  # lists of different lengths, a type of the user's
-        return Fact(f"{type(value).__name__} {value!r:.80} ({describe_error(error):.200})")
-    if array.dtype.kind == "U":
-        return Fact("text", array.shape)
-    if array.dtype.kind not in "biuf":
-        return Fact(f"{type(value).__name__} {value!r:.80}")
-    if array.ndim == 0:
-        return Fact("<f8" if array.dtype.kind == "f" else "<i8")
-    return Fact(array.dtype.newbyteorder("<").str, array.shape)
-
-
-def _common_type(facts: Sequence[Fact]) -> str:
-    dtype = np.result_type(*(fact.dtype for fact in facts)).newbyteorder("<")
-    return "<i8" if dtype.kind == "b" else str(dtype.str)
-
-
-def boxes_of(value: Any) -> np.ndarray:
-    """Return the boxes of a sample ``(k, 4)``. Raises ValueError."""
-    form = str(getattr(getattr(value, "format", None), "value", "XYXY"))  # of tv_tensors
-    found = array_of(value)
-    found = found.reshape(-1, 4) if found.shape == (4,) or not found.size else found
-    if form != "XYXY" or found.ndim != 2 or found.shape[1] != 4:
-        raise ValueError(f"they are {form} of the shape {found.shape}, not XYXY of (k, 4)")
-    boxes.check_order(found)
-    return found
+        array = None if value is None else array_of(value)
+    except Exception:  # noqa: BLE001  # lists of different lengths, a type of the user's
+        return value
+    is_array = array is not None and array.ndim and array.dtype.kind in "biuf"
+    return array if is_array or array is None else array.tolist()
 
 
 def _class_names(dataset: Any, label: str | None) -> list[str] | None:
     """Return the names of the classes, if they are where torchvision or Hugging Face have them."""
-    names, features = getattr(dataset, "classes", None), getattr(dataset, "features", None)
-    if names is None and isinstance(features, Mapping):
-        names = getattr(features.get(label), "names", None)
-    if isinstance(names, str) or not isinstance(names, (Sequence, np.ndarray)):
-        return None
-    return [str(name) for name in names]
+    features = getattr(dataset, "features", None)
+    feature = features.get(label) if isinstance(features, Mapping) else None
+    names = getattr(dataset, "classes", None) or getattr(feature, "names", None)
+    return [*map(str, names)] if isinstance(names, (list, tuple)) else None
 
 
-def _refuse_unnamed(entry: str, facts: Sequence[Fact]) -> None:
-    """Raise SourceError for what looks like boxes or a mask, and is not named."""
-    shapes = {fact.shape for fact in facts if len(fact.shape) > 1} - {(4, 4)}  # it may be a pose
+def _refuse_unnamed(entry: str, values: Sequence[Any]) -> None:
+    """Raise SourceError for what looks like boxes, points or a mask, and is not named."""
     name = "mask" if entry == "label" else entry
-    if entry in BOX_NAMES or any(len(shape) == 2 and shape[1] == 4 for shape in shapes):
-        kind, remedy = "boxes", f"boxes={{{name!r}: 100}}"
-    elif any(max(min(shape[:2]), min(shape[-2:])) > _MASK_SIDE for shape in shapes):
-        kind, remedy = "a mask", f"masks=[{name!r}]"
-    else:
-        return
-    raise SourceError(
-        f"Entry {entry!r:.80} of the samples looks like {kind}, and would not move with its image. "
-        f"Name it: {remedy}, or arrays=[{name!r}]. {_TO_KEEP_IT}"
-    )
+    remedies = {
+        "boxes": f"boxes={{{name!r}: 100}}",
+        "points": f"points=[{name!r}]",
+        "mask": f"masks=[{name!r}]",
+    }
+    shapes = [value.shape for value in values if isinstance(value, np.ndarray)]
+    if kind := max((looks_like(entry, shape) for shape in shapes), default=""):
+        raise SourceError(
+            f"Entry {entry!r:.80} of the samples looks like {kind}, which would not move with its "
+            f"image. Name it: {remedies[kind]}, or arrays=[{name!r}]. To store or leave out what "
+            "there is, name it: DatasetSource(dataset, columns=[…])."
+        )

@@ -10,29 +10,21 @@ import numpy as np
 
 from memload.errors import DecodeError, DependencyError, SourceError
 from memload.sources.columns import IMAGE_NAMES, MAX_CATEGORIES, label_among
-from memload.sources.contents import Contents, Files, image_of
-from memload.sources.samples import Reading, Samples
-from memload.sources.tables import file_names, table_samples
+from memload.sources.contents import Contents, Files, file_labels, plain
+from memload.sources.reading import Reading
+from memload.sources.samples import Source
+from memload.sources.tables import FIELD, file_names, table_source
 from memload.storage.keys import Keys
 from memload.wording import listed
 
 #: How many images are decoded from a file at a time, so that memory stays flat.
 _ROWS_AT_A_TIME = 32
+#: What the types of columns begin with that may hold images, and that hold numbers.
+_BYTES = ("struct", "binary", "large_binary")
+_NUMBERS = ("int", "uint", "float", "double", "halffloat")
 
 
-class _Arrow(NamedTuple):
-    """Columns of Arrow, which are read when they are asked for."""
-
-    place: Any
-    schema: Any
-    parts: Callable[[str], Iterable[Any]]  #: the values of a column, in parts
-    contents: Callable[[str], Contents]  #: the images in a column
-    keys: Callable[[str], Sequence[str]]  #: the names of samples, by the column of images
-    group_starts: Sequence[int] = ()
-    are_numbered: bool = False
-
-
-def open_parquet(paths: Sequence[Path], reading: Reading) -> Samples:
+def open_parquet(paths: Sequence[Path], reading: Reading) -> Source:
     """Open Parquet files with the same columns. Opening reads all columns but those of images.
 
     The images are bytes, paths, or Hugging Face's structs of both. They are in the column that is
@@ -47,29 +39,31 @@ def open_parquet(paths: Sequence[Path], reading: Reading) -> Samples:
     files = [(path, _open(path)) for path in paths]
     _check_columns(files)
     groups = _groups(files)
-    folder = Path(reading.root) if reading.root else None
-    arrow = _Arrow(
+    folder = Path(reading.root) if reading.root else paths[0].parent
+    return _open_table(
         paths[0],
         files[0][1].schema_arrow,
+        reading,
+        folder,
         lambda name: _parts(files, name),
         lambda name: ParquetRows(paths, name, groups, folder),
         lambda image: _keys(files, image),
         [group.first for group in groups],
     )
-    return _open_table(arrow, reading, folder or paths[0].parent)
 
 
-def open_hugging_face(dataset: Any, reading: Reading) -> Samples:
+def open_hugging_face(dataset: Any, reading: Reading) -> Source:
     """Open a data set of Hugging Face's as it is stored, like Parquet: no picture is decoded."""
-    arrow = _Arrow(
+    source = _open_table(
         "The data set",
         dataset.features.arrow_schema,
+        reading,
+        Path(reading.root or ""),
         lambda name: [dataset.select_columns([name]).with_format("arrow")[:].column(name)],
         lambda name: HuggingFaceRows(dataset, name),
-        lambda name: [*map(str, range(len(dataset)))],
-        are_numbered="{" not in (reading.image or ""),
+        lambda image: [*map(str, range(len(dataset)))],
     )
-    return _open_table(arrow, reading, Path(reading.root or ""))
+    return source.changed(are_numbered=not isinstance(source.images, Files))
 
 
 def is_hugging_face(dataset: Any) -> bool:
@@ -79,32 +73,60 @@ def is_hugging_face(dataset: Any) -> bool:
     return has_features and isinstance(form, Mapping) and form.get("type") != "custom"
 
 
-def _open_table(arrow: _Arrow, reading: Reading, folder: Path) -> Samples:
-    """Return the samples of a table. Paths are relative to ``folder``."""
-    columns, texts = arrow.schema.names, [text for _, text in reading.entries.values()]
-    features = _features(arrow.schema)
-    image = reading.image or _image_column(arrow, features, texts)
-    pictures = [text for text in (image, *texts) if "{" not in text]
-    if lost := [name for name in pictures if name not in columns]:
-        raise SourceError(f"{arrow.place} has no column {lost[0]!r:.80}, only {listed(columns)}.")
-    in_templates = [name for name in columns if f"{{{name}}}" in " ".join([image, *texts])]
-    needed = [reading.label or label_among(columns), *reading.where, *in_templates]
-    names = [name for name in columns if name not in pictures]
-    table, skipped = _read_columns(arrow, names, needed)
+def _open_table(
+    place: object,
+    schema: Any,
+    reading: Reading,
+    folder: Path,
+    parts: Callable[[str], Iterable[Any]],
+    rows: Callable[[str], Contents],
+    keys: Callable[[str], Sequence[str]],
+    group_starts: Sequence[int] = (),
+) -> Source:
+    """Return the samples of a table.
+
+    Args:
+        place: What it is called in messages.
+        schema: That of Arrow.
+        reading: How it is read.
+        folder: What paths are relative to.
+        parts: Returns the values of a column, in parts.
+        rows: Returns the images in a column.
+        keys: Returns the names of samples, by the column of images.
+        group_starts: The first rows of groups that are read together.
+    """
+    texts, features = [text for _, text in reading.entries.values()], _features(schema)
+    image = reading.image or _image_column(place, schema, features, texts)
+    pictures = [text for text in (image, *texts) if not FIELD.search(text)]
+    if lost := [name for name in pictures if name not in schema.names]:
+        raise SourceError(f"{place} has no column {lost[0]!r:.80}, only {listed(schema.names)}.")
+    needed = {*FIELD.findall(" ".join([image, *texts])), *reading.where}
+    needed.add(reading.label or label_among(schema.names) or "")
+    table: dict[str, Any] = {}
+    skipped: dict[str, str] = {}
+    for field in schema:
+        if field.name in pictures:
+            continue
+        if str(field.type).startswith(_BYTES):
+            skipped[field.name] = f"bytes or a struct; --mask {field.name}={field.name} stores it"
+        elif (values := _values(parts(field.name), place, field.name in needed)) is None:
+            skipped[field.name] = f"more than {MAX_CATEGORIES:,} texts"
+        else:
+            table[field.name] = values
 
     def contents(text: str) -> Contents:
-        if "{" not in text:
-            return arrow.contents(text)
-        return Files(folder, Keys.of(file_names(table, text, arrow.place)))
+        return rows(text) if text in pictures else Files(folder, Keys.of(names(text)))
 
-    images = contents(image)
-    keys = images.names if isinstance(images, Files) else Keys.of(arrow.keys(image))
-    return table_samples(
-        Samples(keys, images, group_starts=arrow.group_starts, are_numbered=arrow.are_numbered),
+    def names(text: str) -> list[str]:
+        return file_names(table, text, place)
+
+    own_keys = keys(image) if image in pictures else names(image)
+    return table_source(
+        Source(keys=Keys.of(own_keys), images=contents(image), group_starts=group_starts),
         table,
-        contents,
+        lambda text, _: contents(text),
         reading,
-        arrow.place,
+        place,
         class_names={name: _class_names(features, name) for name in table},
         skipped=skipped,
     )
@@ -113,49 +135,28 @@ def _open_table(arrow: _Arrow, reading: Reading, folder: Path) -> Samples:
 # ----------------------------------------------------------------------------------------- columns
 
 
-def _read_columns(
-    arrow: _Arrow, names: Sequence[str], needed: Sequence[str | None]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of columns, and why others are not read to their end."""
+def _values(parts: Iterable[Any], place: object, is_needed: bool) -> Any:
+    """Return the values of a column, or None for more texts than categories may have."""
     import pyarrow as pa
-
-    table: dict[str, Any] = {}
-    skipped: dict[str, str] = {}
-    for name in names:
-        kind = str(arrow.schema.field(name).type)
-        if kind.startswith(("struct", "binary", "large_binary")):
-            skipped[name] = f"of type {kind:.40}; --mask {name}={name} stores it"
-            continue
-        parts, texts = [], set[Any]()
-        for part in arrow.parts(name):
-            parts.append(pa.table({name: part}))
-            if name not in needed and kind in ("string", "large_string"):
-                texts.update(part.unique().to_pylist())
-            if len(texts) > MAX_CATEGORIES:
-                skipped[name] = f"more than {MAX_CATEGORIES:,} texts"
-                break
-        else:
-            try:
-                whole = pa.concat_tables(parts, promote_options="permissive")
-            except pa.ArrowException as error:
-                raise SourceError(f"{arrow.place}: the files do not fit: {error}.") from error
-            table[name] = _plain(whole.column(name))
-    return table, skipped
-
-
-def _plain(column: Any) -> Sequence[Any] | np.ndarray:
-    """Return the values of a column as an array, if they are numbers or lists of one length."""
     import pyarrow.compute as pc
 
-    inner, shape = column, [len(column)]
-    if "list" in str(column.type) and column.null_count == 0 and len(column):
-        lengths = pc.min_max(pc.list_value_length(column))
-        if lengths["min"] == lengths["max"]:
-            inner, shape = pc.list_flatten(column), [len(column), lengths["max"].as_py()]
-    are_numbers = str(inner.type).startswith(("int", "uint", "float", "double", "halffloat"))
-    if are_numbers and inner.null_count == 0 and all(shape):
-        return np.asarray(inner.to_numpy()).reshape(shape)
-    return list(column.to_pylist())
+    tables, texts = [], set[Any]()
+    for part in parts:
+        tables.append(pa.table([part], ["column"]))
+        if not is_needed and str(part.type).endswith("string"):
+            texts.update(part.unique().to_pylist())
+        if len(texts) > MAX_CATEGORIES:
+            return None
+    try:
+        column = pa.concat_tables(tables, promote_options="permissive").column(0)
+    except pa.ArrowException as error:
+        raise SourceError(f"{place}: the files do not fit: {error}.") from error
+    is_list = "list" in str(column.type)
+    inner = pc.list_flatten(column) if is_list else column
+    are_numbers = str(inner.type).startswith(_NUMBERS)
+    if not are_numbers or column.null_count or inner.null_count:
+        return column.to_pylist()
+    return [*column.to_numpy()] if is_list else column.to_numpy()
 
 
 def _features(schema: Any) -> Mapping[str, Mapping[str, Any]]:
@@ -175,20 +176,19 @@ def _class_names(features: Mapping[str, Mapping[str, Any]], name: str) -> list[s
 
 
 def _image_column(
-    arrow: _Arrow, features: Mapping[str, Mapping[str, Any]], used: Sequence[str]
+    place: object, schema: Any, features: Mapping[str, Mapping[str, Any]], used: Sequence[str]
 ) -> str:
     """Return the column with the images, which is none of those that are used otherwise."""
-    kinds = {field.name: str(field.type) for field in arrow.schema if field.name not in used}
+    kinds = {field.name: str(field.type) for field in schema if field.name not in used}
     marked = [name for name in kinds if features.get(name, {}).get("_type") == "Image"]
     named = [name for name in IMAGE_NAMES if name in kinds]
-    holds_bytes = [name for name, kind in kinds.items() if kind in ("binary", "large_binary")]
-    structs = [name for name, kind in kinds.items() if kind.startswith("struct<")]
-    for found in (marked, named[:1], holds_bytes, structs):
+    holds_bytes = [name for name, kind in kinds.items() if kind.startswith(_BYTES)]
+    for found in (marked, named[:1], holds_bytes):
         if len(found) == 1:
             return str(found[0])
     raise SourceError(
-        f"{arrow.place}: the column with the images is not clear among "
-        f"{listed(arrow.schema.names)}. Name it with --image (image=… in Python)."
+        f"{place}: the column with the images is not clear among {listed(schema.names)}. Name it "
+        "with --image (image=… in Python)."
     )
 
 
@@ -222,14 +222,12 @@ def _open(path: Path) -> Any:
 
 def _check_columns(files: Sequence[tuple[Path, Any]]) -> None:
     """Raise SourceError if files have other columns than the first, or other names of classes."""
-    expected = None
+    columns = []
     for path, file in files:
-        schema = file.schema_arrow
-        features = _features(schema)
-        found = {name: _class_names(features, name) for name in schema.names}
-        expected = found if expected is None else expected
-        for name in dict.fromkeys([*expected, *found]):
-            if found.get(name) != expected.get(name):
+        features = _features(file.schema_arrow)
+        columns.append({name: _class_names(features, name) for name in file.schema_arrow.names})
+        for name in dict.fromkeys([*columns[0], *columns[-1]]):
+            if columns[0].get(name) != columns[-1].get(name):
                 raise SourceError(
                     f"{path} and {files[0][0]} differ in the column {name!r:.80}: one lacks it, or "
                     "its numbers count into other classes. Build them one by one, each with the "
@@ -254,13 +252,15 @@ def _keys(files: Sequence[tuple[Path, Any]], image: str) -> list[str]:
     kind = str(files[0][1].schema_arrow.field(image).type)
     if kind.startswith("struct<") and "path: " in kind:
         parts = _parts(files, f"{image}.path")
-        paths = [path["path"] for part in parts for path in part.to_pylist()]
+        paths: list[Any] = [(each or {}).get("path") for part in parts for each in part.to_pylist()]
         if all(paths) and len({*paths}) == len(paths):
             return paths
-    names = [path.name for path, _ in files]
-    names = names if len({*names}) == len(names) else [str(path) for path, _ in files]
-    rows = [range(file.metadata.num_rows) for _, file in files]
-    return [f"{name}/{row}" for name, numbers in zip(names, rows, strict=True) for row in numbers]
+    labels = file_labels([path for path, _ in files])
+    return [
+        f"{label}/{row}"
+        for label, (_, file) in zip(labels, files, strict=True)
+        for row in range(file.metadata.num_rows)
+    ]
 
 
 def _parts(files: Sequence[tuple[Path, Any]], name: str) -> Iterator[Any]:
@@ -284,57 +284,44 @@ class ParquetRows(Contents):
     """
 
     def __init__(
-        self, paths: Sequence[Path], column: str, groups: Sequence[_RowGroup], folder: Path | None
+        self, paths: Sequence[Path], column: str, groups: Sequence[_RowGroup], folder: Path
     ) -> None:
         self._paths, self._column, self._groups, self._folder = paths, column, groups, folder
         self._firsts = np.array([group.first for group in groups])
-        self._cursor: _Cursor | None = None
-
-    def __getitem__(self, row: int) -> Any:
-        group = self._groups[int(np.searchsorted(self._firsts, row, side="right")) - 1]
-        path = self._paths[group.file]
-        if self._cursor is None or not self._cursor.can_reach(group, row):
-            self._cursor = _Cursor(path, group, self._column, self._cursor)
-        return image_of(self._cursor.read(row), self._folder or path.parent)
+        #: the process and the path of the file that is open, and the file
+        self._file: tuple[Any, Any] = None, None
+        #: the process and the group that are read, the first of the rows, these, and what follows
+        self._cursor: tuple[Any, int, Any, Any] = None, 0, (), None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the file that was read last."""
-        return {**vars(self), "_cursor": None}
+        """Leave out what is open."""
+        return {**vars(self), "_file": (None, None), "_cursor": (None, 0, (), None)}
 
+    def __getitem__(self, row: int) -> Any:
+        number = int(np.searchsorted(self._firsts, row, side="right")) - 1
+        group = self._groups[number]
+        path, now = self._paths[group.file], (os.getpid(), number)
+        before, start, rows, batches = self._cursor
+        if before != now or row < start:
+            start, rows, batches = group.first, (), self._batches(path, group.number)
+        while row >= start + len(rows):
+            start, rows = start + len(rows), next(batches, ())
+            if not len(rows):
+                raise DecodeError(f"{path.name} is damaged: rows are missing")
+        self._cursor = now, start, rows, batches
+        return plain(rows[row - start].as_py(), self._folder)
 
-class _Cursor:
-    """Reads a column of one row group in one process, forwards."""
-
-    def __init__(
-        self, path: Path, group: _RowGroup, column: str, previous: "_Cursor | None"
-    ) -> None:
-        self._process, self._group, self._path = os.getpid(), group, path
+    def _batches(self, path: Path, group: int) -> Iterator[Any]:
         # Reading the metadata of a file takes long. A file from before a fork is not shared.
-        is_open = previous and (previous._process, previous._path) == (self._process, path)
-        self._file: Any = previous._file if previous and is_open else _open(path)
-        self._batches = self._file.iter_batches(
-            _ROWS_AT_A_TIME, row_groups=[group.number], columns=[column], use_threads=False
-        )
-        self._start, self._damage = group.first, ""
-        self._rows: Any = ()
-
-    def can_reach(self, group: _RowGroup, row: int) -> bool:
-        """Return whether this process can read a row without going back."""
-        return (self._process, self._group) == (os.getpid(), group) and row >= self._start
-
-    def read(self, row: int) -> Any:
-        """Return a value. Raises DecodeError."""
-        while row >= self._start + len(self._rows):
-            if self._damage:
-                raise DecodeError(f"{self._path.name} is damaged: {self._damage}")
-            try:
-                rows = next(self._batches).column(0)
-            except (OSError, ValueError, StopIteration) as error:  # pyarrow's errors are of these
-                self._damage = str(error) or "rows are missing"
-                continue
-            self._start += len(self._rows)
-            self._rows = rows
-        return self._rows[row - self._start].as_py()
+        if self._file[0] != (os.getpid(), path):
+            self._file = (os.getpid(), path), _open(path)
+        try:
+            for batch in self._file[1].iter_batches(
+                _ROWS_AT_A_TIME, row_groups=[group], columns=[self._column], use_threads=False
+            ):
+                yield batch.column(0)
+        except (OSError, ValueError) as error:  # pyarrow's errors are of these
+            raise DecodeError(f"{path.name} is damaged: {error}") from error
 
 
 class HuggingFaceRows(Contents):
@@ -343,11 +330,11 @@ class HuggingFaceRows(Contents):
     def __init__(self, dataset: Any, column: str) -> None:
         dataset = dataset.select_columns([column])
         kind = str(dataset.features.arrow_schema.field(column).type)
-        self._is_encoded = kind.startswith(("struct", "binary", "large_binary", "string"))
+        self._is_encoded = kind.startswith((*_BYTES, "string"))
         self._rows = dataset.with_format("arrow" if self._is_encoded else "numpy")
         self._column = column
 
     def __getitem__(self, row: int) -> Any:
         if not self._is_encoded:
             return self._rows[row][self._column]
-        return image_of(self._rows[row : row + 1].column(0)[0].as_py(), Path())
+        return plain(self._rows[row : row + 1].column(0)[0].as_py())

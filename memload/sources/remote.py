@@ -1,21 +1,18 @@
 """Files at URLs that fsspec knows, such as ``s3://bucket/train``."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
-import numpy as np
-
 from memload.errors import BuildError, DependencyError, SourceError, describe_error
-from memload.sources.archives import arranged, by_folder, images_in
-from memload.sources.columns import Columns
-from memload.sources.contents import Contents
-from memload.sources.samples import Reading, Samples
+from memload.sources.archives import by_folder, labelled
+from memload.sources.contents import Contents, Files
+from memload.sources.reading import Reading
+from memload.sources.samples import Source
 from memload.storage.keys import Keys
-
-Result = TypeVar("Result")
 
 #: How many seconds are waited before a file is asked for again, each time.
 _WAITS = (0.5, 1.0, 2.0)
@@ -23,9 +20,6 @@ _WAITS = (0.5, 1.0, 2.0)
 _MAX_FAILURES = 32
 #: Files that are fetched at a time.
 _AT_A_TIME = 32
-#: An HTTP server has so many seconds to send anything. Four times that is below the default of
-#: ``timeout``, so that a file that hangs costs itself alone.
-_HTTP_SECONDS = 10
 #: What stays as it is in the path of an HTTP URL: names may have been quoted before.
 _UNQUOTED = "/%?=&+"
 
@@ -35,7 +29,7 @@ def is_url(place: object) -> bool:
     return isinstance(place, str) and "://" in place
 
 
-def open_url(url: str, reading: Reading) -> Samples:
+def open_url(url: str, reading: Reading) -> Source:
     """Open a folder at a URL, which is read as a folder of this machine is.
 
     Opening lists the files. Needs fsspec, and its library for the protocol, such as s3fs.
@@ -45,31 +39,40 @@ def open_url(url: str, reading: Reading) -> Samples:
     >>> open_url("s3://bucket/train", Reading())[0].key  # doctest: +SKIP
     'cat/1.jpg'
     """
-    found = retried(lambda: _list(url), f"{url} cannot be listed")
-    columns = Columns()
-    names = arranged(images_in(by_folder(found), reading, columns, url), columns, url)
-    keys = Keys.of(names)
-    # HTTP quotes names, and not always in one way: the paths are those that the server lists.
-    paths = Keys.of([found[name] for name in names]) if url.startswith("http") else None
-    return Samples(keys, Urls(url.rstrip("/"), keys, paths), columns)
+    try:
+        found = _list(url)
+    except (SourceError, DependencyError):
+        raise
+    except Exception as error:  # each protocol's library has its own errors
+        raise SourceError(f"{url} cannot be listed: {describe_error(error)}.") from error
+    names, columns = labelled(by_folder(found), reading, url)
+    images = Urls(url, Keys.of([found[name] for name in names]))
+    return Source(keys=Keys.of(names), images=images, **vars(columns))
+
+
+def files_below(root: str | Path, names: Keys) -> Contents:
+    """Return the files of these names below a folder or a URL. An empty one is missing."""
+    if not is_url(root):
+        return Files(Path(root), names)
+    url = str(root)
+    _, path = _file_system(url)
+    paths: Iterable[str] = names
+    if url.startswith("http"):
+        paths = (quote(name, _UNQUOTED, errors="surrogateescape") for name in names)
+    return Urls(url, Keys.of([name and f"{path.rstrip('/')}/{name}" for name in paths]))
 
 
 class Urls(Contents):
-    """Files below a URL. An empty name stands for a missing one.
+    """Files of a server, by their paths on it. An empty path stands for a missing one.
 
-    They are fetched 32 at a time. A file that cannot be fetched is tried three times more. If 32
+    Several are fetched at once. A file that cannot be fetched is tried three times more. If 32
     files in a row fail, the server is gone: BuildError is raised.
-
-    Args:
-        root: The URL.
-        names: The names of files below it.
-        paths: As the server lists them, if they are not made of the names.
     """
 
     reads_together = True
 
-    def __init__(self, root: str, names: Keys, paths: Keys | None = None) -> None:
-        self.root, self.names, self._paths = root, names, paths
+    def __init__(self, url: str, paths: Keys) -> None:
+        self._url, self._paths = url, paths
         self._failures = 0  # in a row
 
     def __getitem__(self, row: int) -> Any:
@@ -78,50 +81,38 @@ class Urls(Contents):
             raise content
         return content
 
-    def take(self, rows: np.ndarray) -> "Urls":
-        """Return the files of some rows."""
-        paths = None if self._paths is None else self._paths.take(rows)
-        return Urls(self.root, self.names.take(rows), paths)
-
     def several(self, rows: Sequence[int]) -> list[Any]:
         """Return the content of each file, or why it cannot be fetched. Raises BuildError."""
         # fsspec keeps one object for each process: one from before a fork does not work.
-        system, root = file_system(self.root)
-        contents: dict[int, Any] = {row: None for row in rows if not self.names[row]}
+        system, _ = _file_system(self._url)
+        contents: dict[int, Any] = {row: None for row in rows if not self._paths[row]}
         missing = [row for row in rows if row not in contents]
         for wait in (*_WAITS, None):
-            for start in range(0, len(missing), _AT_A_TIME):
-                part = missing[start : start + _AT_A_TIME]
-                found = _read_files(system, [self._path(root, row) for row in part])
-                contents |= dict(zip(part, found, strict=True))
-            missing = [row for row in missing if _may_be_there(contents[row])]
+            found = _read_files(system, [self._paths[row] for row in missing])
+            contents |= dict(zip(missing, found, strict=True))
+            errors = {row for row in missing if isinstance(contents[row], Exception)}
+            missing = [r for r in errors if not isinstance(contents[r], FileNotFoundError)]
             if not missing or wait is None:
                 break
             time.sleep(wait)
         self._failures = self._failures + len(missing) if len(missing) == len(rows) else 0
         if self._failures >= _MAX_FAILURES:
             raise BuildError(
-                f"{self.root}: {self._failures} files in a row cannot be fetched: "
+                f"{self._url}: {self._failures} files in a row cannot be fetched: "
                 f"{describe_error(contents[missing[0]])}. Check the connection, then run the same "
                 "command again: it goes on where it stopped.",
-                path=self.root,
+                path=self._url,
             )
         return [contents[row] for row in rows]
-
-    def _path(self, root: str, row: int) -> str:
-        if self._paths is not None:
-            return self._paths[row]
-        name = self.names[row]
-        if root.startswith("http"):
-            name = quote(name, _UNQUOTED, errors="surrogateescape")
-        return f"{root.rstrip('/')}/{name}"
 
 
 def read_url(url: str) -> bytes:
     """Return the content of the file at a URL. Raises SourceError and DependencyError."""
-    system, path = file_system(url)
-    content: bytes = retried(lambda: system.cat_file(path), f"{url} cannot be read")
-    return content
+    system, path = _file_system(url)
+    (content,) = _read_files(system, [path])
+    if isinstance(content, Exception):
+        raise SourceError(f"{url} cannot be read: {describe_error(content)}.") from content
+    return bytes(content)
 
 
 def _list(url: str) -> dict[str, str]:
@@ -129,7 +120,7 @@ def _list(url: str) -> dict[str, str]:
     from fsspec.asyn import AsyncFileSystem
     from fsspec.spec import AbstractFileSystem
 
-    system, root = file_system(url)
+    system, root = _file_system(url)
     # By default, fsspec leaves out a folder that cannot be listed. Some protocols list in a way of
     # their own, which has no such option and raises.
     kind = type(system)
@@ -140,40 +131,13 @@ def _list(url: str) -> dict[str, str]:
         raise FileNotFoundError(url)
     prefix = root.rstrip("/") + "/"
     names = [path.removeprefix(prefix) for path in found]
-    if root.startswith("http"):
+    if root.startswith("http"):  # it quotes names, and not always in one way
         names = [unquote(name, errors="surrogateescape") for name in names]
     return dict(zip(names, found, strict=True))
 
 
-def retried(call: Callable[[], Result], problem: str) -> Result:
-    """Return what ``call`` returns, at the fourth attempt at the latest. Raises SourceError."""
-    for wait in (*_WAITS, None):
-        try:
-            return call()
-        except (SourceError, DependencyError):
-            raise
-        except Exception as error:  # each protocol's library has its own errors
-            if isinstance(error, FileNotFoundError):
-                raise SourceError(f"{problem}: it does not exist. Check the URL.") from error
-            if wait is None or not _may_be_there(error):
-                raise SourceError(
-                    f"{problem}: {describe_error(error)}. Check the URL and the connection."
-                ) from error
-            time.sleep(wait)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _may_be_there(outcome: object) -> bool:
-    """Return whether it is an error that another attempt may avoid."""
-    lasting = (FileNotFoundError, IsADirectoryError, PermissionError)
-    return isinstance(outcome, Exception) and not isinstance(outcome, lasting)
-
-
 def _read_files(system: Any, paths: Sequence[str]) -> list[Any]:
     """Return the contents of files, or errors in their place."""
-    if system.async_impl:
-        # Unlike cat(), cat_ranges() does not take [ and * in a name for a pattern.
-        return list(system.cat_ranges(list(paths), None, None, on_error="return"))
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
         return list(threads.map(lambda path: _read_file(system, path), paths))
 
@@ -185,23 +149,18 @@ def _read_file(system: Any, path: str) -> Any:
         return error
 
 
-def file_system(url: str) -> tuple[Any, str]:
+def _file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it. Raises DependencyError."""
-    protocol, options = url.partition("://")[0], {}
     try:
         import fsspec
 
-        if protocol in ("http", "https"):
-            from aiohttp import ClientTimeout
-
-            timeout = ClientTimeout(None, sock_connect=_HTTP_SECONDS, sock_read=_HTTP_SECONDS)
-            options["client_kwargs"] = {"timeout": timeout}
-        system, path = fsspec.core.url_to_fs(url, **options)
+        system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
+        name = error.name or url.partition("://")[0]
         raise DependencyError(
-            f"{url} needs {error.name or protocol}: {error}. Install it: 'pip install "
-            "memload[remote]' for HTTP, or the package of fsspec for other protocols.",
-            name=error.name or protocol,
+            f"{url} needs {name}: {error}. Install it: 'pip install memload[remote]' for HTTP, or "
+            "the package of fsspec for other protocols.",
+            name=name,
         ) from error
     except ValueError as error:
         raise SourceError(f"{url} cannot be opened: {error}.") from error

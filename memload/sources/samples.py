@@ -3,22 +3,21 @@
 import copy
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from PIL import Image
 
 from memload.errors import DecodeError, SourceError
 from memload.sources.columns import Column, Columns, are_splits
-from memload.sources.contents import EXTENSIONS, EXTENSIONS_OF_KIND, Contents, Files, walk
+from memload.sources.contents import EXTENSIONS_OF_KIND, Contents, Files, walk
 from memload.sources.matching import match
+from memload.sources.reading import Kind
 from memload.storage.keys import Keys
 from memload.wording import counted, listed
-
-Kind = Literal["mask", "array"]
 
 
 class Record(NamedTuple):
@@ -39,100 +38,34 @@ class Record(NamedTuple):
     arrays: Mapping[str, Path | bytes | Image.Image | np.ndarray | None] = {}
 
 
-@runtime_checkable
-class Source(Protocol):
-    """What a build reads: `Samples`, or anything with these attributes."""
-
-    @property
-    def classes(self) -> Sequence[str] | None:
-        """The names of the classes that the column ``label`` counts into, or None."""
-
-    @property
-    def schema(self) -> Mapping[str, Column]:
-        """The columns that every record has."""
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """The names of the records."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What the user should know, such as what was skipped and why."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, row: int) -> Record:
-        """Return one record. An exception rejects this one record."""
-
-
 class Extra(NamedTuple):
-    """A mask or another array of each sample."""
+    """A mask or another array of each sample. Without contents, the images have them with them."""
 
     kind: Kind
-    contents: Contents
+    contents: Contents | None
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a source is read. `memload.open_source` explains the options."""
+@dataclass(kw_only=True)
+class Source(Columns):
+    """The samples that a build reads, and their columns. All but pixels is in memory.
 
-    image: str | None = None
-    label: str | None = None
-    where: Mapping[str, Any] = field(default_factory=dict)
-    root: str | None = None
-    extensions: Sequence[str] = EXTENSIONS
-    masks: Mapping[str, str] = field(default_factory=dict)
-    arrays: Mapping[str, str] = field(default_factory=dict)
-    points: Mapping[str, str] = field(default_factory=dict)
-    boxes: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def entries(self) -> dict[str, tuple[Kind, str]]:
-        """The kinds of masks and other arrays, and what in the source they are, by name."""
-        masks: dict[str, tuple[Kind, str]] = {name: ("mask", m) for name, m in self.masks.items()}
-        return masks | {name: ("array", text) for name, text in self.arrays.items()}
-
-    @property
-    def moving(self) -> list[str]:
-        """The names of points and boxes, which move with the image."""
-        return [*self.points, *self.boxes]
-
-
-def named(argument: str, given: Any) -> dict[str, Any]:
-    """Return what is given by name: a mapping, or a list of names. Raises TypeError for a text.
-
-    >>> named("masks", ["seg"]), named("points", {"marks": "x*,y*", "nose": ""})
-    ({'seg': 'seg'}, {'marks': 'x*,y*', 'nose': 'nose'})
-    """
-    if isinstance(given, (str, os.PathLike)):
-        raise TypeError(f"{argument} must be a list, or a mapping such as {{'name': {given!r}}}.")
-    pairs = given if isinstance(given, Mapping) else dict.fromkeys(given, "")
-    return {name: name if value == "" else value for name, value in pairs.items()}
-
-
-@dataclass
-class Samples:
-    """The samples of a source. All but pixels is in memory. It can be pickled.
-
-    Methods return other samples, and none of them reads a picture.
+    It can be pickled. Methods return other sources, and none of them reads a picture.
 
     Args:
         keys: The names of the samples.
         images: Their images.
-        columns: Their columns.
         extras: Their masks and other arrays, by name.
         options: How the source was read, as JSON has it, such as the name of its image column.
         group_starts: The first rows of groups that one worker reads best, as those of Parquet.
         are_numbered: Whether the names only count the samples.
 
-    >>> samples = open_source("pets.csv", label="breed")  # doctest: +SKIP
-    >>> samples.new_to(["cat/1.jpg"])[0].key  # doctest: +SKIP
+    >>> source = open_source("pets.csv", label="breed")  # doctest: +SKIP
+    >>> source.new_to(["cat/1.jpg"])[0].key  # doctest: +SKIP
     'cat/2.jpg'
     """
 
     keys: Keys
     images: Contents
-    columns: Columns = field(default_factory=Columns)
     extras: Mapping[str, Extra] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     group_starts: Sequence[int] = ()
@@ -141,36 +74,25 @@ class Samples:
     def __len__(self) -> int:
         return len(self.keys)
 
-    @property
-    def root(self) -> Path | str | None:
-        """The folder or URL of the images, for messages."""
-        return getattr(self.images, "root", None)
-
     def __getitem__(self, row: int) -> Record:
+        """Return one record. An exception rejects this one sample."""
         return self._record(row, self.images[row])
 
     def _record(self, row: int, image: Any) -> Record:
         if image is None:
             raise DecodeError("the image is missing")
-        columns = {name: values[row] for name, values in self.columns.values.items()}
+        columns = {name: values[row] for name, values in self.values.items()}
         return Record(self.keys[row], image, columns, self._arrays(row))
 
     def _arrays(self, row: int) -> dict[str, Any]:
-        return {name: extra.contents[row] for name, extra in self.extras.items()}
+        return {name: each.contents[row] for name, each in self.extras.items() if each.contents}
 
-    @property
-    def __getitems__(self) -> Callable[[Sequence[int]], list[Record | Exception]]:
-        """A function that reads several records. Sources have it only if that is faster.
-
-        An exception in place of a record rejects that record.
-        """
+    def several(self, rows: Sequence[int]) -> list[Record | Exception]:
+        """Return several records, or exceptions in their place, if that is faster, else nothing."""
         if not self.images.reads_together:
-            raise AttributeError(f"{type(self).__name__} is read one by one")
-        return self._several
-
-    def _several(self, rows: Sequence[int]) -> list[Record | Exception]:
-        images = self.images.several(rows)
-        return [*map(self._record_or_error, rows, images)]
+            return []
+        pairs = zip(rows, self.images.several(rows), strict=True)
+        return [self._record_or_error(row, image) for row, image in pairs]
 
     def _record_or_error(self, row: int, image: Any) -> Record | Exception:
         try:
@@ -181,26 +103,6 @@ class Samples:
     # ------------------------------------------------------------------------- what is in memory
 
     @property
-    def schema(self) -> Mapping[str, Column]:
-        """The columns that every record has."""
-        return self.columns.schema
-
-    @property
-    def classes(self) -> Sequence[str] | None:
-        """The names of the classes that the column ``label`` counts into, or None."""
-        return self.columns.classes
-
-    @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
-        """The texts that other columns count into, by the names of these columns."""
-        return self.columns.categories
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What the user should know, such as what was skipped and why."""
-        return self.columns.notes
-
-    @property
     def arrays(self) -> Mapping[str, Kind]:
         """The kinds of the masks and other arrays, by name."""
         return {name: extra.kind for name, extra in self.extras.items()}
@@ -209,33 +111,33 @@ class Samples:
     def identity(self) -> Any:
         """What else decides the records, as JSON has it: options, and a checksum of columns."""
         checksum = 0
-        for name in sorted(self.columns.values):
-            content = np.ascontiguousarray(self.columns.values[name])
+        for name in sorted(self.values):
+            content = np.ascontiguousarray(self.values[name])
             checksum = zlib.crc32(content.reshape(-1).view(np.uint8).data, checksum)
         return [dict(self.options), checksum]
 
-    # ---------------------------------------------------------------------------- other samples
+    # ---------------------------------------------------------------------------- other sources
 
     def changed(self, **fields: Any) -> Self:
-        """Return the same samples with other fields."""
+        """Return the same source with other fields."""
         other = copy.copy(self)
         vars(other).update(fields)
         return other
 
     def take(self, rows: np.ndarray) -> Self:
         """Return some samples, int64, in the order given."""
-        values = {name: each[rows] for name, each in self.columns.values.items()}
+        values = {name: each[rows] for name, each in self.values.items()}
         is_sorted = bool((rows[1:] > rows[:-1]).all())
-        starts = np.unique(np.searchsorted(rows, self.group_starts)).tolist() if is_sorted else []
+        starts = np.searchsorted(rows, self.group_starts if is_sorted else [])
         return self.changed(
             keys=self.keys.take(rows),
             images=self.images.take(rows),
-            columns=replace(self.columns, values=values),
+            values=values,
             extras={
-                name: Extra(extra.kind, extra.contents.take(rows))
-                for name, extra in self.extras.items()
+                name: Extra(kind, contents and contents.take(rows))
+                for name, (kind, contents) in self.extras.items()
             },
-            group_starts=starts if len(self.group_starts) else (),
+            group_starts=np.unique(starts).tolist(),
         )
 
     def new_to(self, known: Sequence[str]) -> Self:
@@ -244,11 +146,11 @@ class Samples:
         return self.take(np.flatnonzero([key not in names for key in self.keys]))
 
     def with_note(self, *notes: str) -> Self:
-        """Return the same samples with further notes."""
-        return self.changed(columns=replace(self.columns, notes=[*self.notes, *notes]))
+        """Return the same source with further notes."""
+        return self.changed(notes=[*self.notes, *notes])
 
     def with_classes(self, classes: Sequence[str]) -> Self:
-        """Return the same samples with labels that count into these classes.
+        """Return the same source with labels that count into these classes.
 
         Labels that are names of classes are numbered anew. Other numbers stay, and get the names.
         Raises SourceError for a class that is not among them, and if there are no labels.
@@ -258,20 +160,22 @@ class Samples:
                 "A list of classes is given, but there are no labels that count into it. Name the "
                 "labels with --label (label=… in Python)."
             )
-        columns, values = replace(self.columns, classes=list(classes)), dict(self.columns.values)
-        if self.classes is not None and "label" in values:
-            labels, numbers = values["label"], translation(self.classes, classes)
-            is_known = (labels >= 0) & (labels < len(numbers))
-            values["label"] = np.where(is_known, numbers[np.where(is_known, labels, 0)], labels)
-        return self.changed(columns=replace(columns, values=values))
+        values = dict(self.values)
+        if self.classes is not None:
+            numbers = _translation(self.classes, classes)
+            if "label" in values:
+                labels = values["label"]
+                is_known = (labels >= 0) & (labels < len(numbers))
+                values["label"] = np.where(is_known, numbers[np.where(is_known, labels, 0)], labels)
+        return self.changed(classes=[*classes], values=values)
 
     def with_files(self, name: str, kind: Kind, folder: str | Path) -> Self:
-        """Return the same samples with masks or other arrays from a folder, by their names.
+        """Return the same source with masks or other arrays from a folder, by their names.
 
         The file of the image ``cat/1.jpg`` is ``cat/1.png`` there. See `match` for the rules.
         Raises SourceError if there is no folder, or no file of any image.
 
-        >>> samples.with_files("mask", "mask", "masks/")[0].arrays  # doctest: +SKIP
+        >>> source.with_files("mask", "mask", "masks/")[0].arrays  # doctest: +SKIP
         {'mask': PosixPath('masks/cat/1.png')}
         """
         folder = Path(folder)
@@ -282,18 +186,53 @@ class Samples:
                 "with 'memload join'.",
                 path=folder,
             )
-        own_names = self.images.names if isinstance(self.images, Files) else self.keys
-        files, notes = _found_files(folder, name, kind, own_names)
+        endings = EXTENSIONS_OF_KIND[kind]
+        paths = (f"{inner}/{file}".lstrip("/") for inner, names in walk(folder) for file in names)
+        files = sorted(path for path in paths if path.lower().endswith(endings))
+        keys = self.keys
         if isinstance(self.images, Files):
-            _check_not_images(self.images, folder)
-        return self.with_extra(name, kind, Files(folder, Keys.of(files))).with_note(*notes)
+            keys = self.images.names
+            _check_not_images(self.images, folder, files)
+        try:
+            positions = match(keys, files)
+        except ValueError as error:
+            raise SourceError(
+                f"{folder}: {error}. Sort these files into folders as the images are.", path=folder
+            ) from None
+        if not (positions >= 0).any():
+            raise SourceError(
+                f"{folder} has no file of any image: the first image is {keys[0]}, and its first "
+                f"file of {' '.join(endings)} is {listed(files[:1]) or 'missing'}. The file of an "
+                "image has its name and another extension. If names differ otherwise, list both "
+                f"in a table (--{kind} {name}=COLUMN).",
+                path=folder,
+            )
+        unused = np.setdiff1d(np.arange(len(files)), positions).tolist()
+        shown = listed((files[position] for position in unused), 3)
+        note = f"{name}: {len(unused):,} of {len(files):,} files in {folder} belong to no image"
+        found = Keys.of([files[p] if p >= 0 else "" for p in positions.tolist()])
+        return self.with_extra(name, kind, Files(folder, found)).with_note(
+            *[f"{note}: {shown}"] * bool(unused)
+        )
 
     def with_extra(self, name: str, kind: Kind, contents: Contents) -> Self:
-        """Return the same samples with masks or other arrays."""
+        """Return the same source with masks or other arrays."""
         return self.changed(extras={**self.extras, name: Extra(kind, contents)})
 
 
-def translation(own: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+def _check_not_images(images: Files, folder: Path, files: Sequence[str]) -> None:
+    """Raise SourceError if files of a folder of masks are among the images."""
+    place = os.path.relpath(folder.resolve(), images.root.resolve())
+    found = {file if place == "." else f"{place}/{file}" for file in files}
+    if name := next((name for name in images.names if name in found), None):
+        raise SourceError(
+            f"{folder} lies within the images, so that {name} would be an image. Move it out of "
+            f"{images.root}, or name the extensions of the images, such as --extensions .jpg.",
+            path=folder,
+        )
+
+
+def _translation(own: Sequence[str], classes: Sequence[str]) -> np.ndarray:
     """Return the new number for each label, int64. Raises SourceError."""
     number = {name: position for position, name in enumerate(classes)}
     if unknown := [name for name in own if name not in number]:
@@ -305,80 +244,26 @@ def translation(own: Sequence[str], classes: Sequence[str]) -> np.ndarray:
     return np.array([number[name] for name in own], np.int64)
 
 
-def _found_files(
-    folder: Path, name: str, kind: Kind, keys: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Return the file of each key, or "", and notes. Raises SourceError."""
-    if not folder.is_dir():
-        raise SourceError(f"{folder} does not exist, or is no folder. Check it.", path=folder)
-    endings = EXTENSIONS_OF_KIND[kind]
-    paths = (f"{inner}/{file}".lstrip("/") for inner, names in walk(folder) for file in names)
-    files = sorted(path for path in paths if path.lower().endswith(endings))
-    try:
-        positions = match(keys, files)
-    except ValueError as error:
-        raise SourceError(
-            f"{folder}: {error}. Sort these files into folders as the images are.", path=folder
-        ) from None
-    if not (positions >= 0).any():
-        raise SourceError(
-            f"{folder} has no file of any image: the first image is {keys[0]}, and its first file "
-            f"of {' '.join(endings)} is {listed(files[:1]) or 'missing'}. The file of an image has "
-            "its name and another extension. If names differ otherwise, list both in a table "
-            f"(--{kind} {name}=COLUMN).",
-            path=folder,
-        )
-    unused = np.setdiff1d(np.arange(len(files)), positions).tolist()
-    shown = listed((files[position] for position in unused), 3)
-    note = (
-        f"{name}: {len(unused):,} of {len(files):,} files in {folder} belong to no image: {shown}"
-    )
-    return [files[p] if p >= 0 else "" for p in positions.tolist()], [note] * bool(unused)
-
-
-def _check_not_images(images: Files, folder: Path) -> None:
-    """Raise SourceError if files of a folder of masks are among the images."""
-    prefix = os.path.relpath(folder.resolve(), images.root.resolve())
-    prefix = "" if prefix == "." else f"{prefix}/"
-    endings = EXTENSIONS_OF_KIND["mask"]
-    taken = (name for name in images.names if name.startswith(prefix))
-    if name := next((name for name in taken if name.lower().endswith(endings)), None):
-        raise SourceError(
-            f"{folder} lies within the images, so that {name} would be an image. Move it out of "
-            f"{images.root}, or name the extensions of the images, such as --extensions .jpg.",
-            path=folder,
-        )
-
-
-def check_labels(samples: Samples) -> None:
+def check_labels(source: Source) -> None:
     """Raise SourceError if a label is missing: NaN, or an empty text."""
-    labels = samples.columns.values.get("label", np.zeros(0))
-    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), bool)
-    if "" in (samples.classes or ()):
-        missing = labels == list(samples.classes or ()).index("")
-    if missing.any():
-        rows = np.flatnonzero(missing)
+    labels = source.values.get("label", np.zeros(0))
+    classes = source.classes or ()
+    is_missing = labels == classes.index("") if "" in classes else np.isnan(labels)
+    if is_missing.any():
         raise SourceError(
-            f"{counted(len(np.unique(rows)), 'label is', 'labels are')} missing, the first one "
-            f"that of {samples.keys[int(rows[0])]}. Fill them in, or leave these samples out."
+            f"{counted(int(is_missing.sum()), 'label is', 'labels are')} missing, the first one "
+            f"that of {source.keys[int(np.argmax(is_missing))]}. Fill them in, or leave these "
+            "samples out."
         )
 
 
-def refuse_splits(samples: Samples) -> None:
+def refuse_splits(source: Source) -> None:
     """Raise SourceError if the classes are parts of a data set, such as ``train`` and ``val``."""
-    columns = samples.columns
-    if columns.classes and (columns.are_parts or are_splits(columns.classes)):
-        have = ", which have the same subfolders" if columns.are_parts else ""
-        root = Path(samples.root or "")
-        first, *others = sorted(columns.classes, key=lambda name: "train" not in name.lower())
-        how = (
-            "unpack an archive first; of a table, name the classes with --label, rows with --where"
-        )
-        if (root / first).is_dir():
-            how = f"'memload build {root / first} {first}.bin', then "
-            how += f"'memload build {root / others[0]} {others[0]}.bin --classes {first}.bin'"
+    if source.classes and are_splits(source.classes):
         raise SourceError(
-            f"The classes would be {listed(columns.classes, 5)}{have}: these look like parts of a "
-            f"data set. Build each of them by itself: {how}. If they are classes, say --classes "
-            f"{','.join(columns.classes)}."
+            f"The classes would be {listed(source.classes, 5)}: these look like parts of a data "
+            "set. Build each of them by itself: for a folder 'memload build images/train "
+            "train.bin', then 'memload build images/val val.bin --classes train.bin'; of a table, "
+            "name the classes with --label, and rows with --where. If they are classes, say "
+            f"--classes {','.join(source.classes)}."
         )

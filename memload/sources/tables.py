@@ -5,7 +5,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,26 @@ import numpy as np
 
 from memload.errors import SourceError
 from memload.sources.boxes import Table
-from memload.sources.columns import EXACT, LABEL_NAMES, columns_of
+from memload.sources.columns import EXACT, columns_of
 from memload.sources.contents import EXTENSIONS, Contents, Files
-from memload.sources.remote import Urls, is_url, read_url
-from memload.sources.samples import Reading, Samples
+from memload.sources.reading import Kind, Reading
+from memload.sources.remote import files_below, is_url, read_url
+from memload.sources.samples import Source
 from memload.storage.keys import Keys
 from memload.storage.where import matching
 from memload.wording import listed
 
+#: The name of a column in a template.
+FIELD = re.compile(r"\{([^{}]*)\}")
 #: What may stand between the cells of a line.
 DELIMITERS = ",;\t"
 #: The column of paths that Hugging Face's ImageFolder reads.
 PATH = "file_name"
 #: The column of names that only ``memload export`` writes. It tells that a table is an export.
 EXPORTED_KEY = "memload_key"
-_INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
-def open_table(path: str | Path, reading: Reading) -> Samples:
+def open_table(path: str | Path, reading: Reading) -> Source:
     """Open a table that lists images: CSV, TSV or JSON lines, in UTF-8.
 
     The images are in the column that is named, else in ``file_name``, else in the first whose first
@@ -45,98 +47,83 @@ def open_table(path: str | Path, reading: Reading) -> Samples:
     {'marks': Column(dtype='<f4', shape=(5, 2), points=True, boxes=False)}
     """
     notes: list[str] = []
-    table = read_table(path, reading.where, notes)
+    table = read_table(path, notes)
     root: str | Path | None = reading.root
     if root is None:
         root = str(path).rpartition("/")[0] if is_url(path) else Path(path).parent
-    image = reading.image or image_column(table, notes)
-
-    def files(text: str) -> Files | Urls:
-        names = Keys.of(file_names(table, text, path))
-        return Urls(str(root).rstrip("/"), names) if is_url(root) else Files(Path(root), names)
-
-    images = files(image)
-    _check_images(path, images)
-    others = {name: cells for name, cells in table.items() if name != image}
-    values, skipped = typed(path, others, reading.label)
-    samples = table_samples(
-        Samples(images.names, images),
-        values,
-        files,
-        replace(reading, where={}),  # the lines are chosen already
+    reading = replace(reading, image=reading.image or image_column(table, notes))
+    keys = Keys.of(file_names(table, str(reading.image), path))
+    images = files_below(root, keys)
+    if isinstance(images, Files):
+        _check_images(path, images)
+    source = table_source(
+        Source(keys=keys, images=images),
+        table,
+        lambda text, _: files_below(root, Keys.of(file_names(table, text, path))),
+        reading,
         path,
-        skipped=skipped,
+        are_cells=not is_json(path),
     )
-    return samples.with_note(*notes)
+    return source.with_note(*notes)
 
 
-def table_samples(
-    samples: Samples,
+def table_source(
+    source: Source,
     table: Table,
-    contents: Callable[[str], Contents],
+    contents: Callable[[str, Kind], Contents],
     reading: Reading,
     place: object,
     *,
     class_names: Mapping[str, Sequence[str]] | None = None,
     skipped: Mapping[str, str] | None = None,
-) -> Samples:
-    """Return samples with the columns of a table, and with masks and other arrays.
+    are_cells: bool = False,
+) -> Source:
+    """Return a source with the columns of a table, and with masks and other arrays.
 
     An export has the names of the samples in a column. They count unless two are the same.
 
     Args:
-        samples: Names and images of all rows.
-        table: The values of the other columns.
-        contents: Returns a mask or another array of all rows, by its column or template.
+        source: Names and images of all rows.
+        table: The values of the columns.
+        contents: Returns a mask or another array of all rows, by its column or template, and kind.
         reading: How the table is read.
         place: What it is called in messages.
         class_names: The texts that columns of numbers count into.
         skipped: Columns that could not be read, and why.
+        are_cells: Whether the values are texts of CSV, some of which mean numbers.
+
+    Raises SourceError.
     """
     names = [*table.get(EXPORTED_KEY, [None])]
     is_exported = all(type(name) is str for name in names)
     if is_exported and len({*names}) == len(names):
-        samples = samples.changed(keys=Keys.of(names))
+        source = source.changed(keys=Keys.of(names))
+    texts = [reading.image, *(text for _, text in reading.entries.values())]
+    texts += [EXPORTED_KEY] * is_exported
     for name, (kind, text) in reading.entries.items():
-        samples = samples.with_extra(name, kind, contents(text))
-    left_out = {*(text for _, text in reading.entries.values()), *[EXPORTED_KEY] * is_exported}
+        source = source.with_extra(name, kind, contents(text, kind))
     try:
         if reading.where:
-            table, rows = selected(table, reading.where, class_names)
-            samples = samples.take(rows)
+            rows = matching(len(source), table, class_names or {}, reading.where)
+            if not len(rows):
+                chosen = " and ".join(f"{name}={value}" for name, value in reading.where.items())
+                raise ValueError(f"there are no images with {chosen}. Check these values.")
+            source = source.take(rows)
+            table = {name: _taken(values, rows) for name, values in table.items()}
         columns = columns_of(
-            {name: table[name] for name in table if name not in left_out},
-            label=reading.label,
+            {
+                name: numbers_or_texts(values) if are_cells else values
+                for name, values in table.items()
+                if name not in texts
+            },
+            reading,
             class_names=class_names,
-            points=reading.points,
-            boxes=reading.boxes,
             skipped=skipped,
             is_exported=is_exported,
         )
-    except SourceError as error:
+    except (SourceError, ValueError) as error:
         raise SourceError(f"{place}: {error}") from None
-    return samples.changed(columns=columns)
-
-
-def selected(
-    table: Table, where: Mapping[str, Any], texts: Mapping[str, Sequence[str]] | None = None
-) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the columns of a table, and the rows, int64, that have these values.
-
-    ``texts`` are those that columns of numbers count into. Raises SourceError for a column or a
-    value that there is not, and if no row is left.
-
-    >>> selected({"id": [1, 2, 3], "split": ["a", "b", "b"]}, {"split": "b"})
-    ({'id': [2, 3], 'split': ['b', 'b']}, array([1, 2]))
-    """
-    try:
-        rows = matching(len(next(iter(table.values()), ())), table, texts or {}, where)
-    except ValueError as error:
-        raise SourceError(str(error)) from None
-    if not len(rows):
-        chosen = " and ".join(f"{name}={wanted}" for name, wanted in where.items())
-        raise SourceError(f"there are no images with {chosen}. Check these values.")
-    return {name: _taken(values, rows) for name, values in table.items()}, rows
+    return source.changed(**vars(columns))
 
 
 def _taken(values: Any, rows: np.ndarray) -> Any:
@@ -149,27 +136,17 @@ def file_names(table: Table, text: str, place: object) -> list[str]:
     >>> file_names({"id": ["0a", "1b"]}, "masks/{id}.png", "masks.csv")
     ['masks/0a.png', 'masks/1b.png']
     """
-    literals = re.split(r"\{([^{}]*)\}", text)
-    columns = literals[1::2] or [text]
+    columns = FIELD.findall(text) or [text]
     if unknown := [name for name in columns if name not in table]:
         raise SourceError(
             f"{place}: there is no column {unknown[0]!r:.80}, only {listed(table)}. Name one of "
             "them, or give a template such as 'images/{id}.jpg'."
         )
-    values = [[_text(value) for value in table[name]] for name in columns]
-    if len(literals) == 1:
+    values = [["" if each is None else str(each) for each in table[name]] for name in columns]
+    if columns == [text]:
         return values[0]
-    rows = zip(*values, strict=True)
-    return [
-        "".join(part for pair in zip(literals[::2], (*row, ""), strict=True) for part in pair)
-        if all(row)
-        else ""
-        for row in rows
-    ]
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    template = FIELD.sub("{}", text)
+    return [template.format(*row) if all(row) else "" for row in zip(*values, strict=True)]
 
 
 def image_column(table: Table, notes: list[str]) -> str:
@@ -183,48 +160,43 @@ def image_column(table: Table, notes: list[str]) -> str:
     return found[0] if found else names[0]
 
 
-def _check_images(path: str | Path, images: Files | Urls) -> None:
+def _check_images(path: str | Path, images: Files) -> None:
     """Raise SourceError if the first images are not where the table says."""
-    if isinstance(images, Files):
-        first = [images.root / name for name in images.names[:3]]
-        if not any(map(os.path.lexists, first)):
-            raise SourceError(
-                f"{path}: the first images are missing, such as {first[0]}. Say where they are: "
-                "with --root, which may be a URL, with the column of their paths (--image COLUMN), "
-                "or with a template such as --image 'images/{id}.jpg'.",
-                path=path,
-            )
+    first = [images.root / name for name in images.names[:3]]
+    if not any(map(os.path.lexists, first)):
+        raise SourceError(
+            f"{path}: the first images are missing, such as {first[0]}. Say where they are: with "
+            "--root, which may be a URL, with the column of their paths (--image COLUMN), or with "
+            "a template such as --image 'images/{id}.jpg'.",
+            path=path,
+        )
 
 
 # ----------------------------------------------------------------------------------------- reading
 
 
-def read_table(
-    path: str | Path, where: Mapping[str, Any], notes: list[str]
-) -> dict[str, Sequence[Any]]:
-    """Return the columns of a table, of the lines that ``where`` keeps. Raises SourceError.
+def read_table(path: str | Path, notes: list[str]) -> dict[str, Sequence[Any]]:
+    """Return the columns of a table. Raises SourceError.
 
-    The cells of CSV are texts. `typed` makes numbers of them.
+    The cells of CSV are texts. `numbers_or_texts` makes numbers of them.
 
-    >>> read_table("pets.csv", {"split": "train"}, [])  # doctest: +SKIP
+    >>> read_table("pets.csv", [])  # doctest: +SKIP
     {'path': ['1.jpg', '2.jpg'], 'split': ['train', 'train'], 'age': ['3', '5']}
     """
-    table: dict[str, Sequence[Any]]
     try:
         with _opened(path) as file:
-            table = {**(_read_json(file) if _is_json(path) else _read_cells(file, notes))}
+            table = table_of(_read_json(file)) if is_json(path) else _read_cells(file, notes)
         if not table:
             raise ValueError("it lists no images, below a line with the names of columns")
-        return selected(table, where)[0] if where else table
     except UnicodeDecodeError as error:
         raise SourceError(f"{path} is not in UTF-8: {error}. Save it as UTF-8.") from error
     except (OSError, ValueError, csv.Error, RecursionError) as error:
         raise SourceError(f"{path} cannot be read: {error}.", path=str(path)) from error
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from None
+    return table
 
 
-def _is_json(path: object) -> bool:
+def is_json(path: object) -> bool:
+    """Return whether a table is JSON lines."""
     return str(path).lower().endswith((".jsonl", ".ndjson"))
 
 
@@ -234,31 +206,36 @@ def _opened(path: str | Path) -> io.TextIOBase:
     return Path(path).open(newline="", encoding="utf-8-sig")
 
 
-def _read_json(file: Iterator[str]) -> dict[str, list[Any]]:
-    """Read JSON lines, such as Hugging Face's ``metadata.jsonl``."""
-    table: dict[str, list[Any]] = {}
-    rows = 0
+def _read_json(file: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of JSON lines, such as Hugging Face's ``metadata.jsonl``."""
     for number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
         try:
-            entries = json.loads(line)
+            entries = json.loads(line) if line.strip() else None
         except ValueError as error:
             raise ValueError(f"line {number} is no JSON: {error}") from None
-        if not isinstance(entries, dict):
+        if isinstance(entries, dict):
+            yield entries
+        elif line.strip():
             raise ValueError(f'line {number} is no object, such as {{"file_name": "1.jpg"}}')
+
+
+def table_of(objects: Iterable[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
+    """Return the values of objects by their names. None means missing.
+
+    >>> table_of([{"a": 1}, {"a": 2, "b": "x"}])
+    {'a': [1, 2], 'b': [None, 'x']}
+    """
+    table: dict[str, list[Any]] = {}
+    row = -1
+    for row, entries in enumerate(objects):  # not a list of all: it takes 0.4 KB per object
         for name, value in entries.items():
-            if name not in table:
-                table[name] = [None] * rows
-            table[name].append(value)
-        rows += 1
-        for values in table.values():
-            if len(values) < rows:
-                values.append(None)
-    return table
+            values = table.setdefault(name, [])
+            values += [None] * (row - len(values))
+            values.append(value)
+    return {name: values + [None] * (row + 1 - len(values)) for name, values in table.items()}
 
 
-def _read_cells(file: io.TextIOBase, notes: list[str]) -> dict[str, list[str]]:
+def _read_cells(file: io.TextIOBase, notes: list[str]) -> dict[str, Sequence[Any]]:
     """Read CSV, with a line of column names."""
     first = file.readline()
     delimiter = max(DELIMITERS, key=first.count)
@@ -294,55 +271,26 @@ def _check_header(header: Sequence[str]) -> None:
         raise ValueError(f"two columns are called {min(twice)!r:.80}. Rename one")
 
 
-def typed(path: object, table: Table, label: str | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the columns of a table with numbers in place of the texts of CSV.
-
-    Also return why others are left out: most of their cells are numbers, and some are not.
-    """
-    if _is_json(path):
-        return dict(table), {}
-    values = {name: numbers_or_texts(cells) for name, cells in table.items()}
-    skipped: dict[str, str] = {}
-    for name, cells in table.items():
-        is_text = isinstance(values[name], list) and name not in (label, *LABEL_NAMES)
-        if is_text and 2 * sum(map(_is_number, cells[:100])) > len(cells[:100]):
-            wrong = (cell for cell in cells if cell and not _is_number(cell))
-            if cell := next(wrong, None):
-                skipped[name] = f"{cell!r:.40} is not a number"
-                del values[name]
-    return values, skipped
-
-
-def _is_number(cell: Any) -> bool:
-    try:
-        return bool(np.isfinite(float(cell)))
-    except (TypeError, ValueError):
-        return False
-
-
 def numbers_or_texts(cells: Any) -> Any:
     """Return the cells of a column as numbers, or else as texts. An empty cell is NaN.
 
     >>> numbers_or_texts(["3", "", "5.5"]), numbers_or_texts(["3", "cat"])
     (array([3. , nan, 5.5]), ['3', 'cat'])
     """
-    cells = list(cells)
     text = "".join(cells)
     if "_" in text or not text.isascii():  # Python would take 1_000 for a number
         return cells
     try:
-        return np.array(list(map(int, cells)), np.int64)
+        return np.array([*map(int, cells)], np.int64)
     except OverflowError:
         return cells
     except ValueError:
         pass
     try:
-        numbers = np.array([float(cell) if cell else np.nan for cell in cells])
+        numbers = np.array([float(cell or "nan") for cell in cells])
     except ValueError:
         return cells
-    if (np.abs(numbers) >= EXACT).any():  # these may lose digits, which `Columns` finds out
-        return [
-            None if not cell else int(cell) if _INTEGER.fullmatch(cell) else float(cell)
-            for cell in cells
-        ]
-    return numbers
+    if not (np.abs(numbers) >= EXACT).any():
+        return numbers
+    # These may lose digits, which `Columns` finds out.
+    return [int(cell) if cell.lstrip("+-").isdigit() else float(cell or "nan") for cell in cells]

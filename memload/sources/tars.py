@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.errors import SourceError
-from memload.sources.archives import arranged, by_folder, is_hidden, shared_folder
+from memload.sources.archives import by_folder, is_hidden, labelled, shared_folder
 from memload.sources.columns import Columns, label_among
-from memload.sources.contents import EXTENSIONS, EXTENSIONS_OF_KIND, Ranges
-from memload.sources.samples import Reading, Samples
-from memload.sources.tables import EXPORTED_KEY, numbers_or_texts, table_samples
+from memload.sources.contents import EXTENSIONS, EXTENSIONS_OF_KIND, Ranges, file_labels
+from memload.sources.reading import Kind, Reading
+from memload.sources.samples import Source
+from memload.sources.tables import EXPORTED_KEY, numbers_or_texts, table_of, table_source
 from memload.storage.keys import Keys
 
 #: A tar ends with a block of zeros of so many bytes. Data in the next so many bytes means that two
@@ -37,24 +38,23 @@ class _Sample(NamedTuple):
     """An image, and the files of its stem by extension; small files of texts as their bytes."""
 
     tar: int
-    name: str  #: of the image, with its folders
     image: _Member
     files: Mapping[str, Any]
 
 
-def open_tars(paths: Sequence[Path], reading: Reading) -> Samples:
+def open_tars(paths: Sequence[Path], reading: Reading) -> Source:
     """Open tar files, such as WebDataset's shards: 000123.jpg, .cls and .json are a sample.
 
     ``masks={"mask": "seg"}`` are files such as 000123.seg.png. Entries of the JSON are columns. The
-    label is the content of ``.cls``, or an entry of the JSON, or else the folder. Opening reads all
-    headers and all small files. Samples are read by their position.
+    label is one of them, or the content of ``.cls``, or else the folder. Opening reads all headers
+    and all small files. Samples are read by their position.
 
     Raises SourceError.
 
     >>> open_tars([Path("00000.tar"), Path("00001.tar")], Reading()).keys[0]  # doctest: +SKIP
     '00000.tar/000123.jpg'
     """
-    skipped, columns = Counter[str](), Columns()
+    skipped = Counter[str]()
     samples = [
         sample
         for number, path in enumerate(paths)
@@ -62,31 +62,26 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Samples:
     ]
     if not samples:
         raise SourceError(f"{paths[0]}: there are no images in it. Check the path.", path=paths[0])
-    table, class_names = _table(samples)
+    names, notes = [sample.image.name for sample in samples], list[str]()
+    table = _table(samples)
     if not (EXPORTED_KEY in table or reading.label or label_among(table)):
-        samples = _in_folders(samples, columns, paths[0])
-        table, _ = _table(samples)
-        if columns.classes:
-            labels = [columns.classes[number] for number in columns.values["label"]]
-            table["label"] = labels
-    tars = [path.name for path in paths]
-    tars = tars if len({*tars}) == len(tars) else [*map(str, paths)]
-    keys = Keys.of([f"{tars[sample.tar]}/{sample.name}" for sample in samples])
-    opened = table_samples(
-        Samples(keys, _ranges(paths, samples, [sample.image for sample in samples])),
+        samples, names, folders = _in_folders(samples, paths[0])
+        table, notes = _table(samples), folders.notes
+        if folders.classes:
+            table["label"] = [name.partition("/")[0] for name in names]
+    labels = file_labels(paths)
+    keys = [f"{labels[sample.tar]}/{name}" for sample, name in zip(samples, names, strict=True)]
+    source = table_source(
+        Source(keys=Keys.of(keys), images=_ranges(paths, samples, [s.image for s in samples])),
         table,
-        lambda entry: _extra_ranges(paths, samples, reading, entry),
+        lambda entry, kind: _extra_ranges(paths, samples, entry, kind),
         reading,
         paths[0],
-        class_names={"label": class_names},
     )
-    if columns.classes:
-        opened.columns.are_parts = columns.are_parts
-        opened = opened.with_note(*columns.notes)
     if skipped:
         shown = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
-        opened = opened.with_note(f"skipped files in tars: {shown}")
-    return opened
+        source = source.with_note(f"skipped files in tars: {shown}")
+    return source.with_note(*notes) if source.classes else source
 
 
 def _ranges(
@@ -99,14 +94,14 @@ def _ranges(
 
 
 def _extra_ranges(
-    paths: Sequence[Path], samples: Sequence[_Sample], reading: Reading, entry: str
+    paths: Sequence[Path], samples: Sequence[_Sample], entry: str, kind: Kind
 ) -> Ranges:
     """Return where the files are that an extension names. Raises SourceError if there are none."""
-    endings = EXTENSIONS_OF_KIND["mask" if entry in reading.masks.values() else "array"]
+    endings = EXTENSIONS_OF_KIND[kind]
     names = [entry.lower(), *(f"{entry.lower()}{ending}" for ending in endings)]
     found = [next(filter(None, map(sample.files.get, names)), None) for sample in samples]
     if not any(found):
-        stem = samples[0].name.rpartition(".")[0]
+        stem = samples[0].image.name.rpartition(".")[0]
         raise SourceError(
             f"The tar files have no files for {entry!r:.80}, such as {stem}.{entry}.png. Check "
             "--mask or --array."
@@ -114,52 +109,40 @@ def _extra_ranges(
     return _ranges(paths, samples, found)
 
 
-def _in_folders(samples: Sequence[_Sample], columns: Columns, place: Path) -> list[_Sample]:
-    """Return samples in the order of classes, which are their folders, and add labels."""
-    shared = len(shared_folder([sample.name for sample in samples]))
+def _in_folders(
+    samples: Sequence[_Sample], place: Path
+) -> tuple[list[_Sample], list[str], Columns]:
+    """Return samples in the order of classes, which are their folders, and names without others."""
+    shared = shared_folder([sample.image.name for sample in samples], Reading())
     samples_of: dict[str, list[_Sample]] = {}
     for sample in samples:
-        name = sample.name[shared:]
-        samples_of.setdefault(name, []).append(sample._replace(name=name))
-    in_order = [
-        samples_of[name] for name in arranged(by_folder([*samples_of]), columns, str(place))
-    ]
-    if columns.classes is not None:
-        columns.values["label"] = np.repeat(columns.values["label"], [*map(len, in_order)])
-    return [sample for several in in_order for sample in several]
+        samples_of.setdefault(sample.image.name[len(shared) :], []).append(sample)
+    names, columns = labelled(by_folder(samples_of), Reading(), place)
+    pairs = [(sample, name) for name in names for sample in samples_of[name]]
+    return [sample for sample, _ in pairs], [name for _, name in pairs], columns
 
 
-def _table(samples: Sequence[_Sample]) -> tuple[dict[str, Any], list[str]]:
-    """Return what .cls and the JSON of all samples have, by name, and the names of classes.
-
-    None means missing. The names are those that the JSON has for all numbers in .cls, as
-    ``memload export`` writes them.
-    """
-    table: dict[str, Any] = {}
-    for row, sample in enumerate(samples):  # not a list of all objects: it takes 0.4 KB per sample
-        if "json" not in sample.files:
-            continue
-        try:
-            entries = json.loads(sample.files["json"])
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"The JSON beside {sample.name} cannot be read: {error}.") from error
-        for name, value in entries.items() if isinstance(entries, dict) else ():
-            if name not in table:
-                table[name] = [None] * len(samples)
-            table[name][row] = value
-    if any("cls" in sample.files for sample in samples):
+def _table(samples: Sequence[_Sample]) -> dict[str, Any]:
+    """Return what the JSON of all samples has, by name, and .cls unless the JSON names classes."""
+    table: dict[str, Any] = table_of(map(_entries, samples))
+    has_names = all(type(name) is str for name in table.get("label", [None]))
+    if not has_names and any("cls" in sample.files for sample in samples):
         labels = [sample.files.get("cls", b"").decode("utf-8", "replace") for sample in samples]
-        numbers, names = (
-            numbers_or_texts([each.strip() for each in labels]),
-            table.get("label", [0]),
-        )
-        if isinstance(numbers, list) or not all(type(name) is str for name in names):
-            return {**table, "label": numbers}, []
-        pairs = sorted({*zip(numbers.tolist(), names, strict=True)})
-        classes = [name for _, name in pairs]
-        if [number for number, _ in pairs] == [*range(len({*classes}))]:  # else the names count
-            return {**table, "label": numbers}, classes
-    return table, []
+        table["label"] = numbers_or_texts([label.strip() for label in labels])
+    return table
+
+
+def _entries(sample: _Sample) -> Mapping[str, Any]:
+    """Return the JSON beside an image, or nothing. Raises SourceError."""
+    if "json" not in sample.files:
+        return {}
+    try:
+        entries = json.loads(sample.files["json"])
+    except (ValueError, RecursionError) as error:
+        raise SourceError(
+            f"The JSON beside {sample.image.name} cannot be read: {error}."
+        ) from error
+    return entries if isinstance(entries, dict) else {}
 
 
 # ---------------------------------------------------------------------------------------- one file
@@ -181,14 +164,10 @@ def _files(path: Path, skipped: Counter[str]) -> dict[str, dict[str, Any]]:
                 elif member.size < 0:
                     skipped["links"] += 1
                 else:
-                    extension, files = (
-                        extension.lower(),
-                        stems.setdefault(folder + slash + stem, {}),
-                    )
-                    is_text = extension in ("cls", "json")
-                    files[extension] = (
-                        os.pread(file.fileno(), member.size, member.start) if is_text else member
-                    )
+                    content: Any = member
+                    if extension.lower() in ("cls", "json"):
+                        content = os.pread(file.fileno(), member.size, member.start)
+                    stems.setdefault(folder + slash + stem, {})[extension.lower()] = content
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}.", path=path) from error
     return stems
@@ -215,7 +194,7 @@ def _samples_of(
         plain = [each for each in images if "." not in each]
         chosen = plain[:1] or (images if len(images) == len(files) else images[:1])
         for each in chosen:
-            yield _Sample(number, files[each].name, files[each], files)
+            yield _Sample(number, files[each], files)
         if len(files) > len(chosen):
             skipped.update(f".{each}" for each in files.keys() - {*chosen, *others, "cls", "json"})
         if not chosen:

@@ -143,9 +143,7 @@ def test_nothing_but_bad_pictures_is_an_error_and_leaves_the_old_data_set(
     before = files(tmp_path)
     for path in folder.glob("*/*.jpg"):
         path.write_bytes(b"x")
-    message = (
-        r"12 of 12 pictures in .*images cannot be used: 12 × not an image in .*such as ant/00\.jpg"
-    )
+    message = r"12 of 12 samples cannot be used: 12 × not an image in .*such as ant/00\.jpg"
     with pytest.raises(memload.BuildError, match=message):
         build(folder, tmp_path, num_workers=num_workers, overwrite=True)
     assert files(tmp_path) == before

@@ -14,7 +14,7 @@ from PIL import Image
 
 import memload
 from memload.building import rows, shard
-from memload.sources.samples import Samples as SourceSamples
+from memload.sources.samples import Source
 
 ROW = 8 * 8 * 3
 
@@ -41,7 +41,7 @@ def interrupt(drill, place, monkeypatch):
     """A function that builds, and is interrupted after 48 of 60 rows."""
 
     def run(**options):
-        usual = SourceSamples.__getitem__
+        usual = Source.__getitem__
 
         def stopped(source, number):
             if number == 50:
@@ -49,7 +49,7 @@ def interrupt(drill, place, monkeypatch):
             return usual(source, number)
 
         with monkeypatch.context() as patch:
-            patch.setattr(SourceSamples, "__getitem__", stopped)
+            patch.setattr(Source, "__getitem__", stopped)
             with pytest.raises(Stop):
                 build(drill, place, **options)
 

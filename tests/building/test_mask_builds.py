@@ -8,7 +8,6 @@ import shutil
 import sys
 import zlib
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,8 +15,10 @@ from PIL import Image
 
 import memload
 from memload.sources.columns import Column
-from memload.sources.samples import Record
+from memload.sources.contents import Contents
+from memload.sources.samples import Extra, Record, Source
 from memload.storage.index import Array, Index, Shard
+from memload.storage.keys import Keys
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
 CLASSES = ("ant", "bee")
@@ -79,11 +80,10 @@ def rejected(place):
     return {}
 
 
-class Samples:
-    """A source of five records, whose arrays are given."""
+class Samples(Source):
+    """A source of records whose arrays are given."""
 
-    notes: ClassVar[list[str]] = []
-    classes = None
+    count = 5
 
     def __init__(
         self,
@@ -93,12 +93,13 @@ class Samples:
         columns=lambda number: {},
         act=lambda number: None,
     ):
-        self.arrays, self.get_arrays, self.get_columns = kinds, arrays, columns
-        self.schema, self.act = schema or {}, act
-        self.keys = [str(number) for number in range(5)]
-
-    def __len__(self):
-        return len(self.keys)
+        super().__init__(
+            keys=Keys.of([str(number) for number in range(self.count)]),
+            images=Contents(),
+            schema=schema or {},
+            extras={name: Extra(kind, None) for name, kind in kinds.items()},
+        )
+        self.get_arrays, self.get_columns, self.act = arrays, columns, act
 
     def image(self, number):
         return np.full((6, 6, 3), number, np.uint8)
@@ -346,12 +347,11 @@ def test_samples_without_arrays_are_counted_in_a_note(tmp_path):
 
 def test_a_mask_that_comes_late_is_found(tmp_path):
     class Late(Samples):
-        def __init__(self):
-            mask = np.full((6, 6), 300, np.uint16)
-            super().__init__({"mask": "mask"}, lambda n: {"mask": mask} if n == 149 else {})
-            self.keys = [str(number) for number in range(150)]
+        count = 150
 
-    report = build_samples(Late(), tmp_path, missing_masks=255)
+    mask = np.full((6, 6), 300, np.uint16)
+    source = Late({"mask": "mask"}, lambda n: {"mask": mask} if n == 149 else {})
+    report = build_samples(source, tmp_path, missing_masks=255)
     assert (report.samples, report.arrays[0].dtype) == (150, "uint16")
 
 
@@ -426,7 +426,7 @@ def test_boxes_are_stored_as_such(tmp_path):
         ({"missing_masks": -1}, ValueError, "missing_masks: -1 is not an id from 0 to 65,535"),
         ({"missing_masks": 256}, ValueError, "missing_masks: 256 does not fit the mask 'mask'"),
         ({"masks": None, "missing_masks": 0}, ValueError, "missing_masks: 0 has no effect"),
-        ({"masks": "nowhere"}, memload.SourceError, "nowhere does not exist"),
+        ({"masks": "nowhere"}, memload.SourceError, "nowhere cannot be read"),
     ],
 )
 def test_wrong_arguments_are_errors_before_anything_is_written(folder, options, error, match):

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 import memload
-from memload.sources.samples import Samples as SourceSamples
+from memload.sources.samples import Source
 
 
 def build(source, folder, **options):
@@ -56,7 +56,7 @@ def test_transparency_is_noted_once(transparent, tmp_path):
 def test_notes_are_the_same_after_an_interruption(transparent, tmp_path, monkeypatch):
     (tmp_path / "whole").mkdir()
     expected = build(transparent, tmp_path / "whole", size=64, num_workers=0).notes
-    usual, remaining = SourceSamples.__getitem__, iter(range(3))
+    usual, remaining = Source.__getitem__, iter(range(3))
 
     def interrupted(source, number):
         if next(remaining, None) is None:
@@ -64,7 +64,7 @@ def test_notes_are_the_same_after_an_interruption(transparent, tmp_path, monkeyp
         return usual(source, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SourceSamples, "__getitem__", interrupted)
+        patch.setattr(Source, "__getitem__", interrupted)
         with pytest.raises(KeyboardInterrupt):
             # Two rows are a chunk, and also a shard.
             build(transparent, tmp_path, size=64, num_workers=0, shard_size=30_000)

@@ -97,7 +97,7 @@ def test_too_many_rejects_publish_nothing_until_they_are_mended(drill, place):
     for path in sorted(drill.source.glob("bee/*"))[:9]:
         path.write_bytes(b"bad")
     build(drill, place, part=(0, 2))
-    with pytest.raises(memload.BuildError, match=r"12 of 60 pictures in .* cannot be used"):
+    with pytest.raises(memload.BuildError, match=r"12 of 60 samples cannot be used"):
         build(drill, place, part=(1, 2))
     assert not (place / "out.idx").exists()
     assert build(drill, place, max_rejects="20%").rejected == 12

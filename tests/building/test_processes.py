@@ -214,9 +214,9 @@ import memload
 usual = multiprocessing.get_context
 multiprocessing.get_context = lambda method=None: usual("spawn")
 
-from memload.sources.samples import Samples
+from memload.sources import samples
 
-class Source(Samples):
+class Source(samples.Source):
     def __init__(self, root):
         vars(self).update(vars(memload.open_source(root)))
 

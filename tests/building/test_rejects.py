@@ -103,7 +103,7 @@ def test_the_command_ends_with_status_1_and_takes_a_limit(folder, tmp_path):
     arguments = ["build", str(folder), str(tmp_path / "out.bin"), "-s", "8", "-j", "1"]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 1
-    assert "2 of 12 pictures in" in done.output
+    assert "2 of 12 samples cannot" in done.output
     assert "2 × the file is empty (such as ant/00.jpg)" in done.output
     assert not (tmp_path / "out.idx").exists()
     assert CliRunner().invoke(main, [*arguments, "--max-rejects", "2"]).exit_code == 0

@@ -43,7 +43,7 @@ def test_samples_keep_large_integers_beside_an_empty_cell(make_dataset, table, e
 
 def test_large_integers_beside_fractions_are_refused_rather_than_rounded(make_dataset, table):
     index = memload.with_columns(make_dataset(), pid=[LARGE] * 5)
-    with pytest.raises(ValueError, match="pid: integers above 2⁵³ beside missing"):
+    with pytest.raises(ValueError, match=r"pid: .*integers above 2⁵³ beside missing"):
         memload.relabel(index, table("key,pid", "ant/0.jpg,0.5"), missing="keep")
     lines = ["key,pid", *(f"{key},{LARGE}" for key in index.keys[:4]), "bee/4.jpg,"]
     with pytest.raises(ValueError, match=r"pid.*(cannot be read|above 2⁵³)"):

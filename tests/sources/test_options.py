@@ -48,7 +48,7 @@ WRONG = {
         lambda made: made.table(), {"classes": ["ant", "bee"]}, "not among the 2 given: cat"
     ),
     "masks that are missing": (
-        lambda made: made.directory(), {"masks": "none"}, "none does not exist"
+        lambda made: made.directory(), {"masks": "none"}, "none cannot be read"
     ),
     "masks that are no file of a tar": (
         lambda made: made.tar(), {"masks": {"mask": "seg"}}, "such as 000000.seg.png"
@@ -56,7 +56,7 @@ WRONG = {
     "a mask with the name of an array": (
         lambda made: made.table(),
         {"masks": {"x": "image"}, "arrays": {"x": "image"}},
-        "--array: 'x' is a mask, too",
+        "arrays: 'x' is a mask, too",
     ),
     "several folders": (
         lambda made: [str(made.directory()) + ".csv", str(made.zip())], {}, "2 sources are given"

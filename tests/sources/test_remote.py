@@ -46,12 +46,12 @@ def test_a_table_lists_images_on_a_server(bucket, containers, tmp_path):
         ("memory://bucket/images.csv", {"masks": {"mask": "{image}"}}),
     ]:
         opened = memload.open_source(source, **options)
-        records = opened.__getitems__([29, 0])
+        records = opened.several([29, 0])
         assert [content(record.image) for record in records] == [
             containers.pictures["cat/29.jpg"],
             containers.pictures["ant/00.jpg"],
         ]
-        assert opened.columns.values["label"].tolist() == containers.labels
+        assert opened.values["label"].tolist() == containers.labels
     assert records[0].arrays == {"mask": containers.pictures["cat/29.jpg"]}
 
 
@@ -59,8 +59,8 @@ def test_what_is_not_there_is_an_error(bucket, no_waits):
     bucket("notes.txt", b"")
     for url, message in [
         ("memory://bucket", "has no image files"),
-        ("memory://none", "does not exist"),
-        ("memory://bucket/none.csv", "does not exist"),
+        ("memory://none", "cannot be listed: FileNotFoundError"),
+        ("memory://bucket/none.csv", "cannot be read: FileNotFoundError"),
         ("nothing://bucket", "cannot be opened"),
     ]:
         with pytest.raises(memload.SourceError, match=message):
@@ -80,10 +80,10 @@ def test_a_web_server_is_asked_again_and_given_up(tmp_path, serve, no_waits):
     digests = {hashlib.sha256(source[row].image).digest() for row in range(40)}
     assert len(digests) == 40
     assert server.asked.count("/a/03.jpg") == 2
-    assert isinstance(source.__getitems__([5])[0].image, bytes)
+    assert isinstance(source.several([5])[0].image, bytes)
     missing = source.take(np.array([0]))
     (root / "a/00.jpg").unlink()
-    assert isinstance(missing.__getitems__([0])[0], FileNotFoundError)
+    assert isinstance(missing.several([0])[0], FileNotFoundError)
     server.fault = lambda path: "error"
     with pytest.raises(memload.BuildError, match="files in a row cannot be fetched"):
-        source.__getitems__(range(1, 40))
+        source.several(range(1, 40))
