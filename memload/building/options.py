@@ -1,6 +1,5 @@
 """The arguments of `memload.build`, checked, and what they say: the source, and its conversion."""
 
-import copy
 import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -232,30 +231,21 @@ class Options:
         """Yield the indexes of the data sets of memload's that the build depends on."""
         if self.new_to is not None:
             yield Path(self.new_to)
-        images = _contents(source)
+        images = source.images
         if isinstance(images, IndexRows):
             yield images.path
 
 
-def _contents(source: Source) -> Any:
-    """Return where the images of a source are; of a selection, where those of all are."""
-    return getattr(source.images, "contents", source.images)
-
-
 def _stored_index(source: Source) -> Index | None:
     """Return the index of a source that is a data set of memload's."""
-    images = _contents(source)
+    images = source.images
     return Index.open(images.path) if isinstance(images, IndexRows) else None
 
 
 def _by_row(source: Source, values: np.ndarray) -> Any:
     """Return values of the samples of an index by row of a source, which may be a selection."""
-    images: Any = source.images
-    if not hasattr(images, "contents"):
-        return values
-    chosen = copy.copy(images)  # which chooses among values as it does among images
-    chosen.contents = values
-    return chosen
+    rows = source.images.rows
+    return values if rows is None else values[rows]
 
 
 def _stored_as(source: Source, index: Index | None) -> tuple[Any, tuple[int, int] | None]:
@@ -263,7 +253,7 @@ def _stored_as(source: Source, index: Index | None) -> tuple[Any, tuple[int, int
 
     A data set of memload's keeps both, and an .npy file keeps its arrays.
     """
-    if isinstance(_contents(source), NpyRows):
+    if isinstance(source.images, NpyRows):
         return "array", None
     if index is None:
         return None, None

@@ -55,12 +55,10 @@ def labelled(
         for file in {*files} - {*images[folder]}
     ]
     if not any(images.values()):
-        kinds = (".parquet", ".tar", ".csv", ".jsonl", ".zip")
-        found = min((name for name in others if name.endswith(kinds)), default=None)
-        remedy = f"Build its files, such as {place}/{found}" if found else "Name their --extensions"
         raise SourceError(
             f"{place} has no image files ({' '.join(reading.extensions)}), but {len(others):,} "
-            f"others. {remedy}, or check the path."
+            f"others: {listed(sorted(others), 3) or 'none'}. Name one of these files, or the "
+            "--extensions of images, or check the path."
         )
     if others:
         shown = listed(sorted(others)[:4], 3)

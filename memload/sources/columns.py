@@ -33,9 +33,9 @@ _NEITHER = (
     "neither numbers of one shape nor text, or integers above 2⁵³ beside missing ones or fractions"
 )
 
-#: The names of the parts of data sets, and what may be added to them, as in ``training_set``.
-_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-_ADDITIONS = {"set", "data", "dataset", "split", "images", "image", "imgs", "img", "jpg"}
+#: The name of a part of a data set, such as ``val2017``, ``training_set`` or ``test images``.
+_ADDITION = r"(set|data|split|images?|imgs?|jpg|[\W\d_])*"
+_SPLIT = re.compile(f"{_ADDITION}(train|val|test)(ing|id|idation)?{_ADDITION}", re.IGNORECASE)
 
 
 class Column(NamedTuple):
@@ -237,8 +237,7 @@ def are_splits(names: Sequence[str]) -> bool:
     >>> are_splits(["training_set", "test_set"]), are_splits(["train", "bus"])
     (True, False)
     """
-    words = [{*re.findall("[a-z]+", name.lower())} - _ADDITIONS for name in names]
-    return bool(words) and all(len(each) == 1 and each <= _SPLITS for each in words)
+    return all(map(_SPLIT.fullmatch, names))
 
 
 def looks_like(name: str, shape: tuple[int, ...]) -> str:

@@ -1,11 +1,12 @@
 """The bytes of images, by number. Each is opened when it is read, so that every process can."""
 
+import copy
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -32,57 +33,50 @@ _HERE = Path()
 
 
 class Contents:
-    """The images, masks or other arrays of all samples, by row. None stands for a missing one."""
+    """The images, masks or other arrays of all samples, by row. None stands for a missing one.
 
-    #: whether `several` is faster than one after another, as from a server
+    A subclass has `read`, and `read_several` if that is faster than one after another.
+    """
+
+    #: whether there is `read_several`
     reads_together = False
+    #: Which of all are meant, int64, after `take`. None: all.
+    rows: np.ndarray | None = None
 
     def __getitem__(self, row: int) -> Any:
         """Return one of them, in a form of `Record`. Raises DecodeError."""
-        raise NotImplementedError
+        return self.read(row if self.rows is None else int(self.rows[row]))
 
     def several(self, rows: Sequence[int]) -> list[Any]:
         """Return some of them. An exception stands for one that cannot be read."""
+        return self.read_several(rows if self.rows is None else self.rows[rows].tolist())
+
+    def take(self, rows: np.ndarray) -> Self:
+        """Return the contents of some rows, int64."""
+        taken = copy.copy(self)
+        taken.rows = rows if self.rows is None else self.rows[rows]
+        return taken
+
+    def read(self, row: int) -> Any:
+        """Return one, whatever was taken."""
         raise NotImplementedError
 
-    def take(self, rows: np.ndarray) -> "Contents":
-        """Return the contents of some rows, int64."""
-        return Taken(self, rows)
+    def read_several(self, rows: Sequence[int]) -> list[Any]:
+        """Return some, whatever was taken."""
+        raise NotImplementedError
 
 
-class Taken(Contents):
-    """Some rows of other contents."""
-
-    def __init__(self, contents: Contents, rows: np.ndarray) -> None:
-        self.contents, self._rows = contents, rows
-        self.reads_together = contents.reads_together
-
-    def __getitem__(self, row: int) -> Any:
-        return self.contents[int(self._rows[row])]
-
-    def several(self, rows: Sequence[int]) -> list[Any]:
-        """Return what the other contents return."""
-        return self.contents.several(self._rows[rows].tolist())
-
-    def take(self, rows: np.ndarray) -> "Taken":
-        """Return fewer rows."""
-        return Taken(self.contents, self._rows[rows])
-
-
-@dataclass(frozen=True)
+@dataclass
 class Files(Contents):
     """Files below a folder. An empty name stands for a missing one."""
 
     root: Path
     names: Keys
 
-    def __getitem__(self, row: int) -> Path | None:
+    def read(self, row: int) -> Path | None:
+        """Return the path of one, or None."""
         name = self.names[row]
         return self.root / name if name else None
-
-    def take(self, rows: np.ndarray) -> "Files":
-        """Return the files of some rows."""
-        return Files(self.root, self.names.take(rows))
 
 
 def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
@@ -132,7 +126,7 @@ def _scan(path: Path) -> tuple[list[str], list[str]]:
 ZIPPED = np.dtype([("unpacked", "<u8"), ("crc32", "<u4"), ("is_deflated", "?")])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ranges(Contents):
     """Parts of larger files, such as the members of tars and zips. One entry per row.
 
@@ -150,7 +144,8 @@ class Ranges(Contents):
     size: np.ndarray
     zipped: np.ndarray | None = None
 
-    def __getitem__(self, row: int) -> bytes | None:
+    def read(self, row: int) -> bytes | None:
+        """Return the bytes of one, or None. Raises DecodeError."""
         start, size = int(self.start[row]), int(self.size[row])
         if size < 0:
             return None

@@ -60,7 +60,8 @@ class IndexRows(Contents):
         #: None in a copy that was pickled, until a row is read
         self._shards: Shards | None = None
 
-    def __getitem__(self, row: int) -> np.ndarray:
+    def read(self, row: int) -> np.ndarray:
+        """Return one row. Raises DecodeError."""
         if self._shards is None:
             self._shards = Shards(Index.open(self.path), self._name)
         number = int(self._row[row])
@@ -151,7 +152,8 @@ class NpyRows(Contents):
         self._path = path
         self._images: np.ndarray | None = None
 
-    def __getitem__(self, row: int) -> np.ndarray:
+    def read(self, row: int) -> np.ndarray:
+        """Return one image."""
         if self._images is None:
             self._images = _load(self._path)
         return np.asarray(self._images[row])

@@ -292,13 +292,14 @@ class _DatasetRows(Contents):
         self._dataset = dataset
         self.reads_together = hasattr(dataset, "__getitems__")
 
-    def __getitem__(self, row: int) -> Any:
+    def read(self, row: int) -> Any:
+        """Return one sample. Raises whatever the data set raises, and DecodeError."""
         sample = self._dataset[row]
         if sample is None:
             raise DecodeError("the data set returned None")
         return sample
 
-    def several(self, rows: Sequence[int]) -> list[Any]:
+    def read_several(self, rows: Sequence[int]) -> list[Any]:
         """Return several samples. Raises whatever the data set raises for one of them."""
         return list(self._dataset.__getitems__(list(rows)))
 

@@ -264,8 +264,7 @@ def read_classes(classes: Any) -> list[str]:
             except (OSError, UnicodeDecodeError) as error:
                 raise SourceError(f"{path} cannot be read: {error}.", path=path) from error
             names = [line.strip() for line in lines if line.strip()]
-    if isinstance(names, Mapping) or not isinstance(names, Sequence) or not names:
-        raise ValueError(f"classes: {classes!r:.200} has no names of classes.")
-    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise ValueError("classes: the names are not all different texts.")
+    is_list = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    if not is_list or not names or len({*names}) < len(names):
+        raise ValueError(f"classes: {classes!r:.200} has no names of classes, different texts.")
     return list(names)

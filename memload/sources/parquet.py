@@ -46,7 +46,7 @@ def open_parquet(paths: Sequence[Path], reading: Reading) -> Source:
         reading,
         folder,
         lambda name: _parts(files, name),
-        lambda name: ParquetRows(paths, name, groups, folder),
+        lambda name: ParquetRows(name, groups, folder),
         lambda image: _keys(files, image),
         [group.first for group in groups],
     )
@@ -199,7 +199,7 @@ class _RowGroup(NamedTuple):
     """A part of a file that is read by itself."""
 
     first: int  #: its first row, counted over all files
-    file: int
+    path: Path
     number: int
 
 
@@ -226,21 +226,21 @@ def _check_columns(files: Sequence[tuple[Path, Any]]) -> None:
     for path, file in files:
         features = _features(file.schema_arrow)
         columns.append({name: _class_names(features, name) for name in file.schema_arrow.names})
-        for name in dict.fromkeys([*columns[0], *columns[-1]]):
-            if columns[0].get(name) != columns[-1].get(name):
-                raise SourceError(
-                    f"{path} and {files[0][0]} differ in the column {name!r:.80}: one lacks it, or "
-                    "its numbers count into other classes. Build them one by one, each with the "
-                    "same list of --classes.",
-                    path=path,
-                )
+        first, own = columns[0], columns[-1]
+        if names := [name for name in first | own if first.get(name) != own.get(name)]:
+            raise SourceError(
+                f"{path} and {files[0][0]} differ in the column {names[0]!r:.80}: one lacks it, or "
+                "its numbers count into other classes. Build them one by one, each with the same "
+                "list of --classes.",
+                path=path,
+            )
 
 
 def _groups(files: Sequence[tuple[Path, Any]]) -> list[_RowGroup]:
     groups, first = [], 0
-    for number, (_, file) in enumerate(files):
+    for path, file in files:
         for group in range(file.num_row_groups):
-            groups.append(_RowGroup(first, number, group))
+            groups.append(_RowGroup(first, path, group))
             first += file.metadata.row_group(group).num_rows
     if not first:
         raise SourceError(f"{files[0][0]} has no rows. Check the path.", path=files[0][0])
@@ -283,45 +283,41 @@ class ParquetRows(Contents):
     Row groups are read forwards, 32 rows at a time, by each process for itself.
     """
 
-    def __init__(
-        self, paths: Sequence[Path], column: str, groups: Sequence[_RowGroup], folder: Path
-    ) -> None:
-        self._paths, self._column, self._groups, self._folder = paths, column, groups, folder
+    def __init__(self, column: str, groups: Sequence[_RowGroup], folder: Path) -> None:
+        self._column, self._groups, self._folder = column, groups, folder
         self._firsts = np.array([group.first for group in groups])
-        #: the process and the path of the file that is open, and the file
-        self._file: tuple[Any, Any] = None, None
         #: the process and the group that are read, the first of the rows, these, and what follows
         self._cursor: tuple[Any, int, Any, Any] = None, 0, (), None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is open."""
-        return {**vars(self), "_file": (None, None), "_cursor": (None, 0, (), None)}
+        return {**vars(self), "_cursor": (None, 0, (), None)}
 
-    def __getitem__(self, row: int) -> Any:
-        number = int(np.searchsorted(self._firsts, row, side="right")) - 1
-        group = self._groups[number]
-        path, now = self._paths[group.file], (os.getpid(), number)
+    def read(self, row: int) -> Any:
+        """Return a value. Raises DecodeError."""
+        group = self._groups[int(np.searchsorted(self._firsts, row, side="right")) - 1]
+        now = os.getpid(), group
         before, start, rows, batches = self._cursor
         if before != now or row < start:
-            start, rows, batches = group.first, (), self._batches(path, group.number)
+            start, rows, batches = group.first, (), self._batches(group)
         while row >= start + len(rows):
             start, rows = start + len(rows), next(batches, ())
             if not len(rows):
-                raise DecodeError(f"{path.name} is damaged: rows are missing")
+                raise DecodeError(f"{group.path.name} is damaged: rows are missing")
         self._cursor = now, start, rows, batches
         return plain(rows[row - start].as_py(), self._folder)
 
-    def _batches(self, path: Path, group: int) -> Iterator[Any]:
-        # Reading the metadata of a file takes long. A file from before a fork is not shared.
-        if self._file[0] != (os.getpid(), path):
-            self._file = (os.getpid(), path), _open(path)
+    def _batches(self, group: _RowGroup) -> Iterator[Any]:
         try:
-            for batch in self._file[1].iter_batches(
-                _ROWS_AT_A_TIME, row_groups=[group], columns=[self._column], use_threads=False
+            for batch in _open(group.path).iter_batches(
+                _ROWS_AT_A_TIME,
+                row_groups=[group.number],
+                columns=[self._column],
+                use_threads=False,
             ):
                 yield batch.column(0)
         except (OSError, ValueError) as error:  # pyarrow's errors are of these
-            raise DecodeError(f"{path.name} is damaged: {error}") from error
+            raise DecodeError(f"{group.path.name} is damaged: {error}") from error
 
 
 class HuggingFaceRows(Contents):
@@ -334,7 +330,8 @@ class HuggingFaceRows(Contents):
         self._rows = dataset.with_format("arrow" if self._is_encoded else "numpy")
         self._column = column
 
-    def __getitem__(self, row: int) -> Any:
+    def read(self, row: int) -> Any:
+        """Return a value."""
         if not self._is_encoded:
             return self._rows[row][self._column]
         return plain(self._rows[row : row + 1].column(0)[0].as_py())

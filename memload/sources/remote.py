@@ -39,12 +39,7 @@ def open_url(url: str, reading: Reading) -> Source:
     >>> open_url("s3://bucket/train", Reading())[0].key  # doctest: +SKIP
     'cat/1.jpg'
     """
-    try:
-        found = _list(url)
-    except (SourceError, DependencyError):
-        raise
-    except Exception as error:  # each protocol's library has its own errors
-        raise SourceError(f"{url} cannot be listed: {describe_error(error)}.") from error
+    found = _list(url)
     names, columns = labelled(by_folder(found), reading, url)
     images = Urls(url, Keys.of([found[name] for name in names]))
     return Source(keys=Keys.of(names), images=images, **vars(columns))
@@ -75,13 +70,14 @@ class Urls(Contents):
         self._url, self._paths = url, paths
         self._failures = 0  # in a row
 
-    def __getitem__(self, row: int) -> Any:
-        content = self.several([row])[0]
+    def read(self, row: int) -> Any:
+        """Return the content of one file, or raise why it cannot be fetched."""
+        content = self.read_several([row])[0]
         if isinstance(content, Exception):
             raise content
         return content
 
-    def several(self, rows: Sequence[int]) -> list[Any]:
+    def read_several(self, rows: Sequence[int]) -> list[Any]:
         """Return the content of each file, or why it cannot be fetched. Raises BuildError."""
         # fsspec keeps one object for each process: one from before a fork does not work.
         system, _ = _file_system(self._url)
@@ -116,7 +112,7 @@ def read_url(url: str) -> bytes:
 
 
 def _list(url: str) -> dict[str, str]:
-    """Return the paths of all files below a URL, by their names below it."""
+    """Return the paths of all files below a URL, by their names below it. Raises SourceError."""
     from fsspec.asyn import AsyncFileSystem
     from fsspec.spec import AbstractFileSystem
 
@@ -126,9 +122,12 @@ def _list(url: str) -> dict[str, str]:
     kind = type(system)
     is_usual = getattr(kind, "_find", None) is AsyncFileSystem._find
     is_usual = is_usual or (kind.find is AbstractFileSystem.find and not kind.async_impl)
-    found = system.find(root, **({"on_error": "raise"} if is_usual else {}))
+    try:
+        found = system.find(root, **({"on_error": "raise"} if is_usual else {}))
+    except Exception as error:  # each protocol's library has its own errors
+        raise SourceError(f"{url} cannot be listed: {describe_error(error)}.") from error
     if not found:
-        raise FileNotFoundError(url)
+        raise SourceError(f"{url} does not exist, or has no files. Check the URL.")
     prefix = root.rstrip("/") + "/"
     names = [path.removeprefix(prefix) for path in found]
     if root.startswith("http"):  # it quotes names, and not always in one way

@@ -191,7 +191,8 @@ class Source(Columns):
         files = sorted(path for path in paths if path.lower().endswith(endings))
         keys = self.keys
         if isinstance(self.images, Files):
-            keys = self.images.names
+            names, rows = self.images.names, self.images.rows
+            keys = names if rows is None else names.take(rows)
             _check_not_images(self.images, folder, files)
         try:
             positions = match(keys, files)

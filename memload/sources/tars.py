@@ -96,16 +96,10 @@ def _ranges(
 def _extra_ranges(
     paths: Sequence[Path], samples: Sequence[_Sample], entry: str, kind: Kind
 ) -> Ranges:
-    """Return where the files are that an extension names. Raises SourceError if there are none."""
+    """Return where the files are that an extension names."""
     endings = EXTENSIONS_OF_KIND[kind]
     names = [entry.lower(), *(f"{entry.lower()}{ending}" for ending in endings)]
     found = [next(filter(None, map(sample.files.get, names)), None) for sample in samples]
-    if not any(found):
-        stem = samples[0].image.name.rpartition(".")[0]
-        raise SourceError(
-            f"The tar files have no files for {entry!r:.80}, such as {stem}.{entry}.png. Check "
-            "--mask or --array."
-        )
     return _ranges(paths, samples, found)
 
 

@@ -11,28 +11,33 @@ from memload.sources.matching import match
 from .conftest import picture, touch, write_tar
 
 
-def open_values(tmp_path, kind, values, **options):
-    """A source with a column ``x`` of these values, read from a file of this kind."""
-    count = len(values)
+def open_columns(tmp_path, kind, columns, **options):
+    """A source with these columns, read from a file of this kind."""
+    rows = [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+    touch(tmp_path, "a.jpg")
+    path = tmp_path / f"t.{kind}"
     if kind == "csv":
-        cells = ["" if value is None else str(value) for value in values]
-        text = "\n".join(["path,x", *(f"a.jpg,{cell}" for cell in cells)])
-        (touch(tmp_path, "a.jpg") / "t.csv").write_text(text)
-        return memload.open_source(tmp_path / "t.csv", **options)
-    if kind == "jsonl":
-        lines = [json.dumps({"file_name": "a.jpg", "x": value}) for value in values]
-        (touch(tmp_path, "a.jpg") / "t.jsonl").write_text("\n".join(lines))
-        return memload.open_source(tmp_path / "t.jsonl", **options)
-    if kind == "tar":
-        files = [(f"{row}.jpg", picture()) for row in range(count)]
-        files += [(f"{row}.json", json.dumps({"x": x}).encode()) for row, x in enumerate(values)]
-        return memload.open_source(write_tar(tmp_path / "t.tar", files), **options)
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
+        lines = [["a.jpg", *("" if x is None else str(x) for x in row.values())] for row in rows]
+        path.write_text("\n".join(map(",".join, [["path", *columns], *lines])))
+    elif kind == "jsonl":
+        path.write_text("\n".join(json.dumps({"file_name": "a.jpg", **row}) for row in rows))
+    elif kind == "tar":
+        texts = [(f"{n}.json", json.dumps(row).encode()) for n, row in enumerate(rows)]
+        write_tar(path, [*texts, *((f"{n}.jpg", picture()) for n in range(len(rows)))])
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
 
-    table = pyarrow.table({"image": [picture()] * count, "x": values})
-    parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
-    return memload.open_source(tmp_path / "t.parquet", **options)
+        table = pyarrow.table({"image": [picture()] * len(rows), **columns})
+        parquet.write_table(table, path, row_group_size=2)
+    return memload.open_source(path, **options)
+
+
+def open_values(tmp_path, kind, values, **options):
+    """A source with a column ``x`` of these values."""
+    return open_columns(tmp_path, kind, {"x": values}, **options)
 
 
 KINDS = ("csv", "jsonl", "tar", "parquet")
@@ -194,36 +199,22 @@ def test_columns_of_numbers_are_boxes(write):
         memload.open_source(table, boxes={"b": "x,y,width,height"})
 
 
-def open_scenes(tmp_path, kind, **options):
-    scenes = [
-        {"boxes": [[0, 0, 5, 5]] * n, "ids": [n] * n, "landmarks": [[1, 2], [3, 4]]}
-        for n in (2, 0, 1)
-    ]
-    if kind == "jsonl":
-        lines = [json.dumps({"file_name": "a.jpg", **scene}) for scene in scenes]
-        (touch(tmp_path, "a.jpg") / "t.jsonl").write_text("\n".join(lines))
-        return memload.open_source(tmp_path / "t.jsonl", **options)
-    if kind == "tar":
-        files = [(f"{row}.jpg", picture()) for row in range(3)]
-        files += [(f"{row}.json", json.dumps(each).encode()) for row, each in enumerate(scenes)]
-        return memload.open_source(write_tar(tmp_path / "t.tar", files), **options)
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    table = pyarrow.Table.from_pylist([{"image": picture(), **scene} for scene in scenes])
-    parquet.write_table(table, tmp_path / "t.parquet")
-    return memload.open_source(tmp_path / "t.parquet", **options)
+SCENES = {
+    "boxes": [[[0, 0, 5, 5]] * number for number in (2, 0, 1)],
+    "ids": [[number] * number for number in (2, 0, 1)],
+    "landmarks": [[[1, 2], [3, 4]]] * 3,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_lists_are_points_and_boxes_filled_up_to_the_most(tmp_path, kind):
-    source = open_scenes(tmp_path, kind, points={"landmarks": ""}, boxes={"boxes": ""})
+    source = open_columns(tmp_path, kind, SCENES, points={"landmarks": ""}, boxes={"boxes": ""})
     assert source.schema["boxes"] == ("<f4", (2, 4), False, True)
     assert source.schema["landmarks"] == ("<f4", (2, 2), True, False)
     assert source[2].columns["boxes"][0].tolist() == [0, 0, 5, 5]
     assert np.isnan(source[2].columns["boxes"][1]).all()
     assert source.values["ids"].tolist() == [[2, 2], [-1, -1], [1, -1]]
-    unnamed = open_scenes(tmp_path, kind)
+    unnamed = open_columns(tmp_path, kind, SCENES)
     assert "--boxes boxes" in unnamed.notes[-1]
     assert any("--points landmarks" in note for note in unnamed.notes)
 

@@ -101,7 +101,7 @@ REFUSED = {
     "a compressed archive": (lambda folder: touch(folder, "a.tar.gz") / "a.tar.gz", "unpacked"),
     "a folder of other files": (
         lambda folder: write_tar(folder / "a.tar", MEMBERS).parent,
-        "a.tar, or check the path",
+        "others: a.tar. Name one of these files",
     ),
     "a tar that is cut off": (
         lambda folder: cut(write_tar(folder / "a.tar", MEMBERS), 1500), "truncated"

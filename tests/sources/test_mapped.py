@@ -51,14 +51,6 @@ def test_none_and_fractions_after_integers_make_a_column_of_floats(numbers, dtyp
     assert values(source, "x") == pytest.approx(expected, nan_ok=True)
 
 
-def test_a_late_none_makes_a_column_of_floats_in_a_build(tmp_path):
-    samples = Samples(*({"x": None if row == 299 else row} for row in range(300)))
-    memload.build(samples, tmp_path / "out.bin", size=8, num_workers=0)
-    column = memload.MemmapDataset(tmp_path / "out.bin").columns["x"]
-    assert column[:3].tolist() == [0, 1, 2]
-    assert math.isnan(column[299])
-
-
 @pytest.mark.parametrize("late", [None, 2.5, math.nan])
 def test_any_late_number_makes_a_column_of_floats_in_a_build(tmp_path, late):
     samples = Samples(*({"x": late if row == 90 else row, "y": row} for row in range(300)))

@@ -50,9 +50,6 @@ WRONG = {
     "masks that are missing": (
         lambda made: made.directory(), {"masks": "none"}, "none cannot be read"
     ),
-    "masks that are no file of a tar": (
-        lambda made: made.tar(), {"masks": {"mask": "seg"}}, "such as 000000.seg.png"
-    ),
     "a mask with the name of an array": (
         lambda made: made.table(),
         {"masks": {"x": "image"}, "arrays": {"x": "image"}},

@@ -59,7 +59,7 @@ def test_what_is_not_there_is_an_error(bucket, no_waits):
     bucket("notes.txt", b"")
     for url, message in [
         ("memory://bucket", "has no image files"),
-        ("memory://none", "cannot be listed: FileNotFoundError"),
+        ("memory://none", "does not exist, or has no files"),
         ("memory://bucket/none.csv", "cannot be read: FileNotFoundError"),
         ("nothing://bucket", "cannot be opened"),
     ]:
