@@ -85,31 +85,33 @@ def labelled(
     return [f"{folder}/{file}" for _, folder in inner for file in sorted(images[folder])], columns
 
 
-def by_folder(names: Iterable[str], shared: str = "") -> dict[str, list[str]]:
-    """Return the files of each folder below one that is ``shared``, but for hidden ones."""
+def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the files of each folder, but for those that are hidden."""
     folders: dict[str, list[str]] = {}
     for name in names:
-        if name.startswith(shared) and not is_hidden(name):
-            folder, _, file = name[len(shared) :].rpartition("/")
+        if not is_hidden(name):
+            folder, _, file = name.rpartition("/")
             folders.setdefault(folder, []).append(file)
     return folders
 
 
-def shared_folder(names: Iterable[str], reading: Reading) -> str:
-    """Return the folder, with a slash, that all images share, as archives often have one.
+def below_shared(names: Iterable[str], reading: Reading) -> tuple[str, dict[str, list[str]]]:
+    """Return the folder, with a slash, that all images share, and the files of each folder in it.
 
-    The last folder before a file is not part of it, since it may be a class.
+    Archives often have such a folder. The last folder before a file is not part of it, since it may
+    be a class.
 
-    >>> shared_folder(["photos/cat/1.jpg", "photos/dog/2.jpg", "README.md"], Reading())
-    'photos/'
+    >>> below_shared(["photos/cat/1.jpg", "photos/dog/2.jpg", "README.md"], Reading())
+    ('photos/', {'cat': ['1.jpg'], 'dog': ['2.jpg']})
     """
-    images = [name for name in names if reading.is_image(name) and not is_hidden(name)]
-    depth = min((name.count("/") for name in images), default=0) - 1
-    if depth < 1:
-        return ""
-    first, last = (name.split("/")[:depth] for name in (min(images), max(images)))
-    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=True))
-    return "".join(f"{folder}/" for folder, _ in shared)
+    folders = by_folder(names)
+    having = [name for name, files in folders.items() if any(map(reading.is_image, files))] or [""]
+    depth = min(name.count("/") for name in having)
+    first, last = (name.split("/")[:depth] for name in (min(having), max(having)))
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=True))
+    shared = "".join(f"{name}/" for name, _ in same)
+    inner = {name: files for name, files in folders.items() if f"{name}/".startswith(shared)}
+    return shared, {name[len(shared) :]: files for name, files in inner.items()}
 
 
 def is_hidden(name: str) -> bool:
@@ -130,8 +132,8 @@ def open_zip(path: Path, reading: Reading) -> Source:
             f"{path} is no zip file, cannot be read, or is truncated ({error}). Download it again.",
             path=path,
         ) from error
-    shared = shared_folder(members, reading)
-    keys, columns = labelled(by_folder(members, shared), reading, path)
+    shared, folders = below_shared(members, reading)
+    keys, columns = labelled(folders, reading, path)
     chosen = [members[shared + key] for key in keys]
     usual = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
     if any(each.flag_bits & _ENCRYPTED or each.compress_type not in usual for each in chosen):

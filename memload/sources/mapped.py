@@ -35,15 +35,15 @@ def first_usable_here(look: Callable[[int], Any], keys: Sequence[str]) -> Any:
 
     Raises SourceError if ``look`` does, and if it fails for the first 100 samples.
     """
-    reasons = []
+    reason = ""
     for row in range(min(len(keys), 100)):
         try:
             return look(row)
         except SourceError:
             raise
         except Exception as error:  # noqa: BLE001  # it is code of the user's
-            reasons.append(describe_error(error))
-    raise SourceError(f"None of the first {len(reasons)} samples can be used: {reasons[0]:.500}")
+            reason = reason or describe_error(error)
+    raise SourceError(f"None of the first samples can be used: {reason:.500}")
 
 
 class DatasetSource(Source):

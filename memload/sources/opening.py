@@ -129,7 +129,7 @@ def open_source(
     opened = opened.changed(options={**read, **opened.options})
     check_labels(opened)
     if names is None:
-        refuse_splits(opened)
+        refuse_splits(opened, place)
     else:
         opened = opened.with_classes(names)
     return opened if new_to is None else new_samples(opened, new_to)

@@ -1,11 +1,11 @@
 """Files at URLs that fsspec knows, such as ``s3://bucket/train``."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from memload.errors import BuildError, DependencyError, SourceError, describe_error
 from memload.sources.archives import by_folder, labelled
@@ -20,8 +20,6 @@ _WAITS = (0.5, 1.0, 2.0)
 _MAX_FAILURES = 32
 #: Files that are fetched at a time.
 _AT_A_TIME = 32
-#: What stays as it is in the path of an HTTP URL: names may have been quoted before.
-_UNQUOTED = "/%?=&+"
 
 
 def is_url(place: object) -> bool:
@@ -51,10 +49,7 @@ def files_below(root: str | Path, names: Keys) -> Contents:
         return Files(Path(root), names)
     url = str(root)
     _, path = _file_system(url)
-    paths: Iterable[str] = names
-    if url.startswith("http"):
-        paths = (quote(name, _UNQUOTED, errors="surrogateescape") for name in names)
-    return Urls(url, Keys.of([name and f"{path.rstrip('/')}/{name}" for name in paths]))
+    return Urls(url, Keys.of([name and f"{path.rstrip('/')}/{name}" for name in names]))
 
 
 class Urls(Contents):

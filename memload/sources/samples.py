@@ -258,13 +258,15 @@ def check_labels(source: Source) -> None:
         )
 
 
-def refuse_splits(source: Source) -> None:
+def refuse_splits(source: Source, place: str) -> None:
     """Raise SourceError if the classes are parts of a data set, such as ``train`` and ``val``."""
     if source.classes and are_splits(source.classes):
+        first, *others = sorted(source.classes, key=lambda name: "train" not in name.lower())
+        other = [*others, first][0]
         raise SourceError(
             f"The classes would be {listed(source.classes, 5)}: these look like parts of a data "
-            "set. Build each of them by itself: for a folder 'memload build images/train "
-            "train.bin', then 'memload build images/val val.bin --classes train.bin'; of a table, "
-            "name the classes with --label, and rows with --where. If they are classes, say "
-            f"--classes {','.join(source.classes)}."
+            f"set. Build each of them by itself: 'memload build {place}/{first} {first}.bin', then "
+            f"'memload build {place}/{other} {other}.bin --classes {first}.bin'. Unpack an archive "
+            "first. Of a table, name the classes with --label, and rows with --where. If they are "
+            f"classes, say --classes {','.join(source.classes)}."
         )

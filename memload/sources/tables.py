@@ -127,7 +127,7 @@ def table_source(
 
 
 def _taken(values: Any, rows: np.ndarray) -> Any:
-    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+    return values[rows] if isinstance(values, np.ndarray) else [values[n] for n in rows.tolist()]
 
 
 def file_names(table: Table, text: str, place: object) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.errors import SourceError
-from memload.sources.archives import by_folder, is_hidden, labelled, shared_folder
+from memload.sources.archives import below_shared, is_hidden, labelled
 from memload.sources.columns import Columns, label_among
 from memload.sources.contents import EXTENSIONS, EXTENSIONS_OF_KIND, Ranges, file_labels
 from memload.sources.reading import Kind, Reading
@@ -107,12 +107,12 @@ def _in_folders(
     samples: Sequence[_Sample], place: Path
 ) -> tuple[list[_Sample], list[str], Columns]:
     """Return samples in the order of classes, which are their folders, and names without others."""
-    shared = shared_folder([sample.image.name for sample in samples], Reading())
-    samples_of: dict[str, list[_Sample]] = {}
+    samples_of: dict[str, list[_Sample]] = {}  # of several tars, some may have the same names
     for sample in samples:
-        samples_of.setdefault(sample.image.name[len(shared) :], []).append(sample)
-    names, columns = labelled(by_folder(samples_of), Reading(), place)
-    pairs = [(sample, name) for name in names for sample in samples_of[name]]
+        samples_of.setdefault(sample.image.name, []).append(sample)
+    shared, folders = below_shared(samples_of, Reading())
+    names, columns = labelled(folders, Reading(), place)
+    pairs = [(sample, name) for name in names for sample in samples_of[shared + name]]
     return [sample for sample, _ in pairs], [name for _, name in pairs], columns
 
 

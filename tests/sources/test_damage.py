@@ -181,7 +181,7 @@ REFUSED = {
     ),
     "folders that are called as parts": (
         lambda folder: touch(folder / "i", "train_images/1.jpg", "test_images/2.jpg"),
-        "Build each of them by itself.*--classes test_images,train_images",
+        "memload build .*/train_images train_images.bin.*/test_images test_images.bin --classes train_images.bin.*--classes test_images,train_images",
     ),
     "a table whose labels are parts": (
         lambda folder: table(folder, "path,label\n1.jpg,train\n2.jpg,test\n"), "--where"
@@ -255,6 +255,16 @@ def test_it_is_read_and_noted(tmp_path, name):
     if note:
         assert any(re.search(note, text) for text in source.notes), source.notes
     assert all(content(source[row].image) for row in range(count))
+
+
+def test_tars_may_have_the_same_names_within(tmp_path):
+    paths = [
+        write_tar(tmp_path / name, [("i/x/1.jpg", DATA), ("i/y/2.jpg", DATA)])
+        for name in ("a.tar", "b.tar")
+    ]
+    source = memload.open_source(paths)
+    assert list(source.keys) == ["a.tar/x/1.jpg", "b.tar/x/1.jpg", "a.tar/y/2.jpg", "b.tar/y/2.jpg"]
+    assert (source.classes, columns(source)) == (["x", "y"], {"label": [0, 0, 1, 1]})
 
 
 def test_links_in_archives_read_nothing_outside(tmp_path):
