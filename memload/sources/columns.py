@@ -92,7 +92,7 @@ class Columns:
 
         Too many texts are left out, unless ``is_kept``.
         """
-        names, numbers = numbered(texts)
+        names = sorted({*texts})
         if name == "label":
             self.classes = names
         elif is_kept or len(names) <= min(MAX_CATEGORIES, len(texts) // SAMPLES_PER_CATEGORY):
@@ -100,7 +100,8 @@ class Columns:
         else:
             self.skipped[name] = f"text such as {next(filter(None, texts), '')!r:.20}"
             return
-        self.add(name, numbers)
+        number = {text: position for position, text in enumerate(names)}
+        self.add(name, np.fromiter(map(number.__getitem__, texts), np.int64, len(texts)))
 
     def add_values(
         self, name: str, values: Sequence[Any] | np.ndarray, *, is_kept: bool = False
@@ -191,17 +192,6 @@ def label_among(names: Iterable[str], *, has_boxes: bool = False) -> str | None:
     """Return the first of `LABEL_NAMES` among these. With boxes, ``labels`` are of boxes."""
     usual = [name for name in LABEL_NAMES if not (name == "labels" and has_boxes)]
     return next((name for name in usual if name in names), None)
-
-
-def numbered(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """Return the sorted distinct texts, and for each text its position among them, int64.
-
-    >>> numbered(["dog", "cat", "dog"])
-    (['cat', 'dog'], array([1, 0, 1]))
-    """
-    names = sorted(set(texts))
-    number = {name: position for position, name in enumerate(names)}
-    return names, np.fromiter(map(number.__getitem__, texts), np.int64, len(texts))
 
 
 def numbers_of(values: Sequence[Any]) -> np.ndarray:

@@ -110,11 +110,7 @@ def _scan(path: Path) -> tuple[list[str], list[str]]:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            try:
-                is_folder = entry.is_dir()
-            except OSError:  # a link to itself, which is rejected when it is read
-                is_folder = False
-            if not is_folder:
+            if not entry.is_dir():
                 files.append(entry.name)
             elif not entry.name.endswith(".building"):
                 folders.append(entry.name)

@@ -331,16 +331,12 @@ def _class_names(dataset: Any, label: str | None) -> list[str] | None:
 
 def _refuse_unnamed(entry: str, values: Sequence[Any]) -> None:
     """Raise SourceError for what looks like boxes, points or a mask, and is not named."""
-    name = "mask" if entry == "label" else entry
-    remedies = {
-        "boxes": f"boxes={{{name!r}: 100}}",
-        "points": f"points=[{name!r}]",
-        "mask": f"masks=[{name!r}]",
-    }
     shapes = [value.shape for value in values if isinstance(value, np.ndarray)]
     if kind := max((looks_like(entry, shape) for shape in shapes), default=""):
+        name = "mask" if entry == "label" else entry
         raise SourceError(
-            f"Entry {entry!r:.80} of the samples looks like {kind}, which would not move with its "
-            f"image. Name it: {remedies[kind]}, or arrays=[{name!r}]. To store or leave out what "
-            "there is, name it: DatasetSource(dataset, columns=[…])."
+            f"Entry {entry!r:.80} of the samples looks like {kind}, and would not move with its "
+            f"image. Name it: masks=[{name!r}], points=[{name!r}], boxes={{{name!r}: 100}}, or "
+            f"arrays=[{name!r}]. To store or leave out what there is, name it: "
+            "DatasetSource(dataset, columns=[…])."
         )

@@ -109,7 +109,8 @@ def open_source(
     has_entries = "masks" in kind.options
     entries, folders = dict(reading.entries), []
     for name, (_, value) in reading.entries.items():
-        if not has_entries or _is_folder(value):
+        is_text = has_entries and isinstance(value, str) and not value.endswith("/")
+        if not is_text or ("{" not in value and Path(value).is_dir()):
             folders.append((name, *entries.pop(name)))
     reading = replace(reading, entries=entries)
     _check_options(options, reading, kind, place)
@@ -133,12 +134,6 @@ def open_source(
     else:
         opened = opened.with_classes(names)
     return opened if new_to is None else new_samples(opened, new_to)
-
-
-def _is_folder(value: Any) -> bool:
-    if not isinstance(value, str) or value.endswith("/"):
-        return True
-    return "{" not in value and Path(value).is_dir()
 
 
 def _check_options(options: Mapping[str, Any], reading: Reading, kind: _Kind, place: str) -> None:

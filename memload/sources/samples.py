@@ -91,14 +91,13 @@ class Source(Columns):
         """Return several records, or exceptions in their place, if that is faster, else nothing."""
         if not self.images.reads_together:
             return []
-        pairs = zip(rows, self.images.several(rows), strict=True)
-        return [self._record_or_error(row, image) for row, image in pairs]
-
-    def _record_or_error(self, row: int, image: Any) -> Record | Exception:
-        try:
-            return image if isinstance(image, Exception) else self._record(row, image)
-        except Exception as error:  # noqa: BLE001  # it may come from code of the user's
-            return error
+        found: list[Record | Exception] = []
+        for row, image in zip(rows, self.images.several(rows), strict=True):
+            try:
+                found.append(image if isinstance(image, Exception) else self._record(row, image))
+            except Exception as error:  # noqa: BLE001  # it may come from code of the user's
+                found.append(error)
+        return found
 
     # ------------------------------------------------------------------------- what is in memory
 

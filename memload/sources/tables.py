@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -238,23 +239,26 @@ def table_of(objects: Iterable[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
 def _read_cells(file: io.TextIOBase, notes: list[str]) -> dict[str, Sequence[Any]]:
     """Read CSV, with a line of column names."""
     first = file.readline()
-    delimiter = max(DELIMITERS, key=first.count)
-    (header,) = csv.reader([first], delimiter=delimiter, skipinitialspace=True) if first else [[]]
-    header = [name.strip() for name in header]
+    reader = csv.reader(
+        itertools.chain([first], file),
+        strict=True,
+        skipinitialspace=True,
+        delimiter=max(DELIMITERS, key=first.count),
+    )
+    header = [name.strip() for name in next(reader, [])]
     _check_header(header)
     if "" in header:
         notes.append(
             "left out a column without a name, as pandas writes for the index; "
             "to_csv(index=False) leaves it out"
         )
-    reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=delimiter)
     rows: list[list[str]] = []
     for row in reader:
         if len(row) != len(header):
             if not any(row):  # a blank line
                 continue
             raise ValueError(
-                f"line {reader.line_num + 1} has {len(row)} cells, and the first line {len(header)}"
+                f"line {reader.line_num} has {len(row)} cells, and the first line {len(header)}"
             )
         rows.append(row)
     columns = zip(header, zip(*rows, strict=True), strict=True) if rows else ()

@@ -189,8 +189,7 @@ def _samples_of(
         chosen = plain[:1] or (images if len(images) == len(files) else images[:1])
         for each in chosen:
             yield _Sample(number, files[each], files)
-        if len(files) > len(chosen):
-            skipped.update(f".{each}" for each in files.keys() - {*chosen, *others, "cls", "json"})
+        skipped.update(f".{each}" for each in files.keys() - {*chosen, *others, "cls", "json"})
         if not chosen:
             skipped["samples without an image"] += 1
 
