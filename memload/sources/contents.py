@@ -110,7 +110,11 @@ def _scan(path: Path) -> tuple[list[str], list[str]]:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if not entry.is_dir():
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link to itself, which is rejected when it is read
+                is_folder = False
+            if not is_folder:
                 files.append(entry.name)
             elif not entry.name.endswith(".building"):
                 folders.append(entry.name)

@@ -64,13 +64,6 @@ def test_any_late_number_makes_a_column_of_floats_in_a_build(tmp_path, late):
     assert str(columns["y"].dtype) == "torch.int64"
 
 
-def test_large_integers_beside_an_early_none_are_not_rounded(tmp_path):
-    samples = Samples(*({"x": None if row == 3 else 2**60 + 1 + row} for row in range(30)))
-    report = memload.build(samples, tmp_path / "out.bin", size=8, num_workers=0)
-    assert report.columns == ()
-    assert any("skipped 1 column: x" in note for note in report.notes)
-
-
 def test_samples_without_names_are_not_taken_for_old_ones(tmp_path):
     memload.build(Samples({"x": 1}, {"x": 2}), tmp_path / "out.bin", size=8, num_workers=0)
     with pytest.raises(memload.SourceError, match="have no names, only numbers"):

@@ -147,10 +147,12 @@ def test_every_source_gives_the_pixels_and_labels_of_the_folder(
 def test_some_samples_are_samples(containers, tqdm_monitor, name):
     source = memload.open_source(SOURCES[name](containers), **OPTIONS.get(name, {}))
     rows = np.array([29, 3, 3, 17])
+    source[2]  # what is open for it is not that of others
     taken = source.take(rows).take(np.array([3, 0]))
     assert list(taken.keys) == [source.keys[17], source.keys[29]]
     pictures = [*containers.pictures.values()]
     assert [content(taken[row].image) for row in (0, 1)] == [pictures[17], pictures[29]]
+    assert [content(source[row].image) for row in (3, 6)] == [pictures[3], pictures[6]]
     assert [taken[row].columns["label"] for row in (0, 1)] == [1, 2]
     assert list(source.new_to(list(source.keys)[:28]).keys) == list(source.keys)[28:]
     renumbered = source.with_classes(["cat", "dog", "bee", "ant"])
