@@ -25,7 +25,7 @@ import numpy as np
 
 from memload.building.progress import progress as progress_of
 from memload.errors import BuildError, ChecksumError, FormatError, SourceError
-from memload.sources.remote import file_system, is_url, retried
+from memload.sources.remote import file_system, is_url, retried, url_errors
 from memload.storage.format import index_path
 from memload.storage.index import Array, Index, Shard, moved_name, sync
 from memload.storage.shards import check_files, check_header
@@ -113,22 +113,19 @@ class _Store:
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes; None if there is none."""
-
-        def look() -> int | None:
+        with url_errors(f"{self.place(name)} cannot be read"):
             try:
-                size: int | None = self._system.info(self._path(name)).get("size")
+                facts = retried(lambda: self._system.info(self._path(name)))
             except FileNotFoundError:
                 return None
+            size: int | None = facts.get("size")
             return size
-
-        return retried(look, f"{self.place(name)} cannot be read")
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return bytes of a file."""
-        problem = f"{self.place(name)} cannot be read"
-        content: bytes = retried(
-            lambda: self._system.cat_file(self._path(name), start=start, end=stop), problem
-        )
+        path = self._path(name)
+        with url_errors(f"{self.place(name)} cannot be read"):
+            content: bytes = retried(lambda: self._system.cat_file(path, start=start, end=stop))
         if stop is not None and start is not None and len(content) > stop - start:
             raise SourceError(
                 f"{self.place(name)}: the server sends whole files only, and no ranges of them. "
@@ -139,7 +136,8 @@ class _Store:
     def write(self, name: str, path: Path) -> None:
         """Write a file of this machine."""
         problem = f"{self.place(name)} cannot be written"
-        retried(lambda: self._system.put_file(str(path), self._path(name)), problem)
+        with url_errors(problem):
+            retried(lambda: self._system.put_file(str(path), self._path(name)))
         if self.size(name) != path.stat().st_size:  # such as a web server that takes anything
             raise SourceError(f"{problem}: it is not there afterwards. Choose another store.")
 

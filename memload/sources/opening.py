@@ -207,6 +207,11 @@ def _kind_of_paths(paths: Sequence[str]) -> tuple[_Kind, Any]:
             "built together if they are tar or Parquet files. Build others one by one."
         )
     if is_url(path):
+        if kind is _EXISTING:
+            raise SourceError(
+                f"{path} is a data set of memload's. Copy it to this machine first: 'memload copy "
+                f"{path} .'."
+            )
         if kind not in (None, _TABLE):
             raise SourceError(
                 f"{path} is neither a folder nor a table. Download it first (wget -c, aws s3 cp, "

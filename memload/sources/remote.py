@@ -1,18 +1,27 @@
 """Files at URLs that fsspec knows, such as ``s3://bucket/train``."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from memload.errors import BuildError, DependencyError, SourceError, describe_error
+from memload.errors import (
+    BuildError,
+    DependencyError,
+    MemloadError,
+    SourceError,
+    describe_error,
+)
 from memload.sources.archives import by_folder, labelled
 from memload.sources.contents import Contents, Files
 from memload.sources.reading import Reading
 from memload.sources.samples import Source
 from memload.storage.keys import Keys
+
+Result = TypeVar("Result")
 
 #: How many seconds are waited before a file is asked for again, each time.
 _WAITS = (0.5, 1.0, 2.0)
@@ -20,6 +29,9 @@ _WAITS = (0.5, 1.0, 2.0)
 _MAX_FAILURES = 32
 #: Files that are fetched at a time.
 _AT_A_TIME = 32
+#: An HTTP server has so many seconds to send anything. Four times that is below the default of
+#: ``timeout``, so that a file that hangs costs itself alone.
+_HTTP_SECONDS = 10
 
 
 def is_url(place: object) -> bool:
@@ -48,7 +60,7 @@ def files_below(root: str | Path, names: Keys) -> Contents:
     if not is_url(root):
         return Files(Path(root), names)
     url = str(root)
-    _, path = _file_system(url)
+    _, path = file_system(url)
     return Urls(url, Keys.of([name and f"{path.rstrip('/')}/{name}" for name in names]))
 
 
@@ -75,35 +87,67 @@ class Urls(Contents):
     def read_several(self, rows: Sequence[int]) -> list[Any]:
         """Return the content of each file, or why it cannot be fetched. Raises BuildError."""
         # fsspec keeps one object for each process: one from before a fork does not work.
-        system, _ = _file_system(self._url)
-        contents: dict[int, Any] = {row: None for row in rows if not self._paths[row]}
-        missing = [row for row in rows if row not in contents]
-        for wait in (*_WAITS, None):
-            found = _read_files(system, [self._paths[row] for row in missing])
-            contents |= dict(zip(missing, found, strict=True))
-            errors = {row for row in missing if isinstance(contents[row], Exception)}
-            missing = [r for r in errors if not isinstance(contents[r], FileNotFoundError)]
-            if not missing or wait is None:
-                break
-            time.sleep(wait)
-        self._failures = self._failures + len(missing) if len(missing) == len(rows) else 0
+        system, _ = file_system(self._url)
+
+        def fetch(row: int) -> Any:
+            path = self._paths[row]
+            try:
+                return retried(lambda: system.cat_file(path)) if path else None
+            except Exception as error:  # noqa: BLE001  # each protocol's library has its own errors
+                return error
+
+        with ThreadPoolExecutor(_AT_A_TIME) as threads:
+            contents = list(threads.map(fetch, rows))
+        failed = [each for each in contents if isinstance(each, Exception) and _may_pass(each)]
+        self._failures = self._failures + len(failed) if len(failed) == len(rows) else 0
         if self._failures >= _MAX_FAILURES:
             raise BuildError(
                 f"{self._url}: {self._failures} files in a row cannot be fetched: "
-                f"{describe_error(contents[missing[0]])}. Check the connection, then run the same "
-                "command again: it goes on where it stopped.",
+                f"{describe_error(failed[0])}. Check the connection, then run the same command "
+                "again: it goes on where it stopped.",
                 path=self._url,
             )
-        return [contents[row] for row in rows]
+        return contents
 
 
 def read_url(url: str) -> bytes:
     """Return the content of the file at a URL. Raises SourceError and DependencyError."""
-    system, path = _file_system(url)
-    (content,) = _read_files(system, [path])
-    if isinstance(content, Exception):
-        raise SourceError(f"{url} cannot be read: {describe_error(content)}.") from content
-    return bytes(content)
+    system, path = file_system(url)
+    with url_errors(f"{url} cannot be read"):
+        content: bytes = retried(lambda: system.cat_file(path))
+    return content
+
+
+def retried(call: Callable[[], Result]) -> Result:
+    """Return what ``call`` returns. Errors that may pass are waited for, three times."""
+    for wait in _WAITS:
+        try:
+            return call()
+        except Exception as error:  # each protocol's library has its own errors
+            if not _may_pass(error):
+                raise
+        time.sleep(wait)
+    return call()
+
+
+def _may_pass(error: Exception) -> bool:
+    lasting = (FileNotFoundError, IsADirectoryError, PermissionError, NotImplementedError)
+    return not isinstance(error, lasting)
+
+
+@contextmanager
+def url_errors(problem: str) -> Iterator[None]:
+    """Turn any error of a store into SourceError, which begins with ``problem``."""
+    try:
+        yield
+    except MemloadError:
+        raise
+    except FileNotFoundError as error:
+        raise SourceError(f"{problem}: it does not exist. Check the URL.") from error
+    except Exception as error:
+        raise SourceError(
+            f"{problem}: {describe_error(error)}. Check the URL and the connection."
+        ) from error
 
 
 def _list(url: str) -> dict[str, str]:
@@ -111,18 +155,16 @@ def _list(url: str) -> dict[str, str]:
     from fsspec.asyn import AsyncFileSystem
     from fsspec.spec import AbstractFileSystem
 
-    system, root = _file_system(url)
+    system, root = file_system(url)
     # By default, fsspec leaves out a folder that cannot be listed. Some protocols list in a way of
     # their own, which has no such option and raises.
     kind = type(system)
     is_usual = getattr(kind, "_find", None) is AsyncFileSystem._find
     is_usual = is_usual or (kind.find is AbstractFileSystem.find and not kind.async_impl)
-    try:
-        found = system.find(root, **({"on_error": "raise"} if is_usual else {}))
-    except Exception as error:  # each protocol's library has its own errors
-        raise SourceError(f"{url} cannot be listed: {describe_error(error)}.") from error
-    if not found:
-        raise SourceError(f"{url} does not exist, or has no files. Check the URL.")
+    with url_errors(f"{url} cannot be listed"):
+        found = retried(lambda: system.find(root, **({"on_error": "raise"} if is_usual else {})))
+        if not found:
+            raise FileNotFoundError(url)
     prefix = root.rstrip("/") + "/"
     names = [path.removeprefix(prefix) for path in found]
     if root.startswith("http"):  # it quotes names, and not always in one way
@@ -130,25 +172,18 @@ def _list(url: str) -> dict[str, str]:
     return dict(zip(names, found, strict=True))
 
 
-def _read_files(system: Any, paths: Sequence[str]) -> list[Any]:
-    """Return the contents of files, or errors in their place."""
-    with ThreadPoolExecutor(_AT_A_TIME) as threads:
-        return list(threads.map(lambda path: _read_file(system, path), paths))
-
-
-def _read_file(system: Any, path: str) -> Any:
-    try:
-        return system.cat_file(path)
-    except Exception as error:  # noqa: BLE001  # each protocol's library has its own errors
-        return error
-
-
-def _file_system(url: str) -> tuple[Any, str]:
+def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it. Raises DependencyError."""
+    options: dict[str, Any] = {}
     try:
         import fsspec
 
-        system, path = fsspec.core.url_to_fs(url)
+        if url.startswith("http"):
+            from aiohttp import ClientTimeout
+
+            timeout = ClientTimeout(None, sock_connect=_HTTP_SECONDS, sock_read=_HTTP_SECONDS)
+            options["client_kwargs"] = {"timeout": timeout}
+        system, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         name = error.name or url.partition("://")[0]
         raise DependencyError(

@@ -19,6 +19,9 @@ from memload.sources.reading import Kind
 from memload.storage.keys import Keys
 from memload.wording import counted, listed
 
+#: Up to so many folders with the same subfolders are parts of a data set. More are classes.
+_MAX_PARTS = 10
+
 
 class Record(NamedTuple):
     """One image, its name, and what belongs to it.
@@ -259,7 +262,7 @@ def check_labels(source: Source) -> None:
 
 def refuse_splits(source: Source, place: str) -> None:
     """Raise SourceError if the classes are parts of a data set, such as ``train`` and ``val``."""
-    if source.classes and are_splits(source.classes):
+    if source.classes and (are_splits(source.classes) or _have_same_subfolders(source)):
         first, *others = sorted(source.classes, key=lambda name: "train" not in name.lower())
         other = [*others, first][0]
         raise SourceError(
@@ -269,3 +272,18 @@ def refuse_splits(source: Source, place: str) -> None:
             "first. Of a table, name the classes with --label, and rows with --where. If they are "
             f"classes, say --classes {','.join(source.classes)}."
         )
+
+
+def _have_same_subfolders(source: Source) -> bool:
+    """Return whether the folders that are classes have several subfolders, all of them the same."""
+    below: dict[str, set[str]] = {name: set() for name in source.classes or ()}
+    if not 2 <= len(below) <= _MAX_PARTS:
+        return False
+    for key in source.keys:
+        top, _, rest = key.partition("/")
+        subfolder, slash, _ = rest.partition("/")
+        if top not in below or not slash:
+            return False
+        below[top].add(subfolder)
+    first, *others = below.values()
+    return len(first) > 1 and all(each == first for each in others)

@@ -46,7 +46,7 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Source:
     """Open tar files, such as WebDataset's shards: 000123.jpg, .cls and .json are a sample.
 
     ``masks={"mask": "seg"}`` are files such as 000123.seg.png. Entries of the JSON are columns. The
-    label is one of them, or the content of ``.cls``, or else the folder. Opening reads all headers
+    label is the content of ``.cls``, or one of them, or else the folder. Opening reads all headers
     and all small files. Samples are read by their position.
 
     Raises SourceError.
@@ -78,6 +78,9 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Source:
         reading,
         paths[0],
     )
+    order = _order_of_classes(samples, table)
+    if order and source.classes:
+        source = source.with_classes(order)
     if skipped:
         shown = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))
         source = source.with_note(f"skipped files in tars: {shown}")
@@ -117,13 +120,32 @@ def _in_folders(
 
 
 def _table(samples: Sequence[_Sample]) -> dict[str, Any]:
-    """Return what the JSON of all samples has, by name, and .cls unless the JSON names classes."""
+    """Return what the JSON of all samples has, by name, and .cls as the label.
+
+    If .cls has numbers and the label in the JSON is a text, that is the name of the class.
+    """
     table: dict[str, Any] = table_of(map(_entries, samples))
-    has_names = all(type(name) is str for name in table.get("label", [None]))
-    if not has_names and any("cls" in sample.files for sample in samples):
-        labels = [sample.files.get("cls", b"").decode("utf-8", "replace") for sample in samples]
-        table["label"] = numbers_or_texts([label.strip() for label in labels])
+    if any("cls" in sample.files for sample in samples):
+        texts = [sample.files.get("cls", b"").decode("utf-8", "replace") for sample in samples]
+        labels = numbers_or_texts([text.strip() for text in texts])
+        has_names = all(type(name) is str for name in table.get("label", [None]))
+        if isinstance(labels, list) or not has_names:
+            table["label"] = labels
     return table
+
+
+def _order_of_classes(samples: Sequence[_Sample], table: Mapping[str, Any]) -> list[str]:
+    """Return the names of classes in the order of .cls, if each number has one name, else none.
+
+    ``memload export`` writes both.
+    """
+    labels = table.get("label", ())
+    numbers = [sample.files.get("cls", b"").strip() for sample in samples]
+    if not all(type(label) is str for label in labels) or not all(map(bytes.isdigit, numbers)):
+        return []
+    pairs = sorted({*zip(map(int, numbers), labels, strict=False)})
+    names = [name for _, name in pairs]
+    return names if [number for number, _ in pairs] == [*range(len({*names}))] else []
 
 
 def _entries(sample: _Sample) -> Mapping[str, Any]:

@@ -134,12 +134,14 @@ def test_labels_are_names_or_numbers(tmp_path, kind):
 @pytest.mark.parametrize(
     ("labels", "names", "expected"),
     [
-        ("10", "ab", (["a", "b"], [0, 1])),
+        ("10", "ab", (["b", "a"], [1, 0])),
+        ("70", "ab", (["a", "b"], [0, 1])),
+        ("00", "ab", (["a", "b"], [0, 1])),
         ("10", [5, None], (None, [1, 0])),
-        ("yx", [5, 5], (["x", "y"], [1, 0])),
+        ("yx", "ab", (["x", "y"], [1, 0])),
     ],
 )
-def test_names_in_json_count_before_what_is_beside_it(tmp_path, labels, names, expected):
+def test_names_in_json_are_those_of_numbers_beside_it(tmp_path, labels, names, expected):
     files = []
     for row, (label, name) in enumerate(zip(labels, names, strict=True)):
         text = json.dumps({"label": name}).encode()

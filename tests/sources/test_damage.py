@@ -183,6 +183,13 @@ REFUSED = {
         lambda folder: touch(folder / "i", "train_images/1.jpg", "test_images/2.jpg"),
         "memload build .*/train_images train_images.bin.*/test_images test_images.bin --classes train_images.bin.*--classes test_images,train_images",
     ),
+    "folders with the same subfolders": (
+        lambda folder: touch(folder / "i", "x/a/1.jpg", "x/b/2.jpg", "y/a/3.jpg", "y/b/4.jpg"),
+        "memload build .*/x x.bin",
+    ),
+    "a memload data set on a server": (
+        lambda folder: "https://e.org/out.bin", "memload copy https://e.org/out.bin ."
+    ),
     "a table whose labels are parts": (
         lambda folder: table(folder, "path,label\n1.jpg,train\n2.jpg,test\n"), "--where"
     ),

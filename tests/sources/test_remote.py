@@ -59,8 +59,8 @@ def test_what_is_not_there_is_an_error(bucket, no_waits):
     bucket("notes.txt", b"")
     for url, message in [
         ("memory://bucket", "has no image files"),
-        ("memory://none", "does not exist, or has no files"),
-        ("memory://bucket/none.csv", "cannot be read: FileNotFoundError"),
+        ("memory://none", "cannot be listed: it does not exist"),
+        ("memory://bucket/none.csv", "cannot be read: it does not exist"),
         ("nothing://bucket", "cannot be opened"),
     ]:
         with pytest.raises(memload.SourceError, match=message):
