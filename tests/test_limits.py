@@ -345,7 +345,7 @@ def test_only_unusable_arrays_are_an_error_before_the_build_begins(tmp_path: Pat
         ({"fast": True}, "fast: True has no effect"),
         ({"exif": False}, "exif: False has no effect"),
         ({"max_pixels": 1}, "max_pixels: 1 has no effect"),
-        ({"mode": "rgb"}, "mode must be one of RGB, L, I;16, not 'rgb'"),
+        ({"mode": "rgb"}, "mode must be one of RGB, L, I;16, array, not 'rgb'"),
     ],
 )
 def test_options_for_pictures_are_an_error_for_arrays(

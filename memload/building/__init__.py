@@ -12,8 +12,8 @@ of an image, from top to bottom; the middle runs in worker processes::
       │  rows 0 to 32
     rows ────────▶   skip a row that is done already
       │  conversion    its record, with columns and checksums
-      │  settings      read it (files) ─▶ decoders, depth ─▶ resizing ─▶ pixels and their sums
-      │  extra_arrays  its masks ─▶ stored_values ─▶ resizing; other arrays as they are
+      │  settings      read it (values) ─▶ decoders, depth ─▶ resizing ─▶ pixels and their sums
+      │  extra_arrays  its masks (values) ─▶ resizing; other arrays as they are
       │  shard         pixels and record, each at its own offset, with checksums
       ▼
     shard            seal and flush; 00007.rows becomes 00007.done
@@ -47,17 +47,15 @@ The images, the masks and all others are *arrays*. Those beside the images are *
 `pool`                  worker processes that survive a crash or a hang; single rows looked at
 `publish`               records to index and ledger; the renames
 `summary`               statistics, notes, frequent reasons, the limit of rejects
-`remarks`               what a record says of its picture
 `report`                `BuildReport`, what `build` returns
 `status`                how far an unfinished build is, for `memload info`
 `progress`              a bar, or a line in the log
 `first_samples`         the first usable sample, in a worker: columns, shapes, types
 `open_files`            files that a data set has open, opened again in each worker
 `conversion`            a sample to its rows and its record, or why not
-`settings`              an image to its pixels, flags and sums
+`settings`              what decides on the rows; a sample to its pixels, flags and arrays
 `extra_arrays`          its masks, which go where the pixels go, and its other arrays
-`stored_values`         the values of masks and arrays as their files have them
-`files`                 the bytes of a file, or why not
+`values`                the bytes of a file, or why not; masks and arrays as their files have them
 `decoders`, `depth`     bytes to an upright picture; pictures with more than 8 bits
 `resizing`              a picture to a fixed shape, with masks, points and boxes
 ======================  ============================================================================

@@ -5,16 +5,15 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from memload.building.conversion import Conversion
 from memload.building.decoders import Mode
-from memload.building.options import Options, different_settings
+from memload.building.options import Options
 from memload.building.plan import check_same, differences, plan_of, read_plan, seed_of, write_once
 from memload.building.progress import Show
 from memload.building.progress import progress as progress_display
@@ -34,20 +33,18 @@ from memload.building.resizing import Fit, Interpolation
 from memload.building.rows import compare_rows, convert_rows
 from memload.building.settings import Settings
 from memload.building.shard import PLAN, Shard, shards_of
-from memload.building.summary import (
-    array_notes,
-    box_notes,
-    frequent_reasons,
-    picture_notes,
-    sufficient_limit,
-)
+from memload.building.summary import allowed_rejects, frequent_reasons, notes_on
 from memload.errors import BuildError, DecodeError, MemloadError, describe_error
 from memload.sources.contents import MAX_PIXELS
+from memload.sources.samples import Source
 from memload.storage.format import output_paths
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
 from memload.storage.shards import describe
 from memload.wording import counted, listed, size_text
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 logger = logging.getLogger("memload")
 
@@ -75,7 +72,7 @@ def build(
     timeout: float = 60.0,
     shard_size: int | str | None = None,
     part: tuple[int, int] | None = None,
-    executor: Executor | None = None,
+    executor: "Executor | None" = None,
     overwrite: bool = False,
     progress: bool | None = None,
     image: str | None = None,
@@ -177,12 +174,9 @@ def build(
     >>> memload.build("images/", "out.bin", shard_size="4GB", part=(0, 8)).is_published
     False
     """
-    arguments = dict(locals())  # of this call, by name
-    options = Options(**arguments)
+    options = Options(**locals())
     try:
-        if executor is not None:
-            return _build_with(options, arguments)
-        return _build(options, Path(output))
+        return _build(options) if executor is None else _build_with(options)
     except MemloadError:  # some are OSErrors, too
         raise
     except OSError as error:
@@ -193,19 +187,16 @@ def build(
         ) from error
 
 
-def _build(options: Options, name: Path) -> BuildReport:
-    """Build the shards of this call. Publish the data set if all are done.
-
-    ``name`` is what messages call the output.
-    """
+def _build(options: Options) -> BuildReport:
+    """Build the shards of this call. Publish the data set if all are done."""
     started, output = time.perf_counter(), options.output
     index_path, folder, _ = output_paths(output)
     remove_leftovers(output)
     is_published = index_path.exists() and not (folder / PLAN).exists() and not options.overwrite
     if is_published and options.part is not None:
-        _check_published(options, name)
-        return _published_report(options, name)
-    work = _begin(options, name)
+        _check_published(options)
+        return _published_report(options)
+    work = _begin(options)
     converted, notes = _build_shards(work), work.source.notes
     with publishing(folder) as is_left:  # else another process has ended last
         unfinished = sum(not shard.is_done for shard in work.shards) if is_left else 0
@@ -218,10 +209,9 @@ def _build(options: Options, name: Path) -> BuildReport:
         "notes": tuple(notes),
     }
     if not unfinished:
-        return _published_report(options, name, **facts)
+        return _published_report(options, **facts)
     return _report(
         options,
-        name,
         work.arrays,
         samples=0,
         classes=work.source.classes,
@@ -233,7 +223,7 @@ def _build(options: Options, name: Path) -> BuildReport:
     )
 
 
-def _check_published(options: Options, name: Path) -> None:
+def _check_published(options: Options) -> None:
     """Raise BuildError if a data set was built with other settings, or from fewer or more samples.
 
     A part that comes late takes it for that of the other parts.
@@ -243,8 +233,8 @@ def _check_published(options: Options, name: Path) -> None:
     now = {**options.settings(source).as_dict(), "samples": len(source)}
     if texts := [*differences(before, now)]:
         raise BuildError(
-            f"{name} exists already, and is something else: {'; '.join(texts)}. Choose another "
-            "output, or say --overwrite.",
+            f"{options.output} exists already, and is something else: {'; '.join(texts)}. Choose "
+            "another output, or say --overwrite.",
             path=options.output,
         )
 
@@ -254,11 +244,12 @@ class _Work:
     """A build whose source is open and whose plan is in its folder."""
 
     options: Options
-    name: Path
-    conversion: Conversion
+    source: Source
+    settings: Settings
     keys: Keys
     arrays: Sequence[Array]
     shards: Sequence[Shard]
+    own_shards: Sequence[Shard]  #: those of this call
     is_resumed: bool
 
     @property
@@ -267,23 +258,12 @@ class _Work:
         return output_paths(self.options.output)[1]
 
     @property
-    def source(self) -> Any:
-        """The samples."""
-        return self.conversion.source
-
-    @property
-    def settings(self) -> Any:
-        """How they are converted."""
-        return self.conversion.settings
-
-    @property
-    def own_shards(self) -> Sequence[Shard]:
-        """The shards of this call."""
-        number, count = self.options.part or (0, 1)
-        return self.shards[number::count]
+    def conversion(self) -> Conversion:
+        """How samples become rows."""
+        return Conversion(self.source, self.settings, self.options)
 
 
-def _begin(options: Options, name: Path) -> _Work:
+def _begin(options: Options) -> _Work:
     """Open the source. Begin a build, or go on with the one in the folder if it is the same."""
     output = options.output
     _, folder, _ = output_paths(output)
@@ -302,16 +282,12 @@ def _begin(options: Options, name: Path) -> _Work:
         former = None
     if former is not None:
         check_same(folder, former, plan)
-    dtype = record_type(settings.shape[2], source.schema, settings.descr, settings.extra_arrays)
-    conversion = Conversion(
-        source,
-        settings,
-        min(options.num_workers, len(keys)),  # of more, some would have nothing to do
-        options.timeout,
-        prints=not options.is_of_files,
-    )
+    extra_arrays = [array.name for array in settings.extra_arrays]
+    dtype = record_type(settings.channels, source.schema, settings.descr, extra_arrays)
     shards = shards_of(folder, arrays, dtype, seed_of(plan))
-    work = _Work(options, name, conversion, keys, arrays, shards, former is not None)
+    number, count = options.part or (0, 1)
+    own = shards[number::count]
+    work = _Work(options, source, settings, keys, arrays, shards, own, former is not None)
     if not is_finished(output):
         files = [file.file for array in arrays for file in array.shards]
         check_output(output, files, options.overwrite)
@@ -325,20 +301,20 @@ def _begin(options: Options, name: Path) -> _Work:
 
 def _check_space(work: _Work) -> None:
     """Raise BuildError if the disk has no room for what is left to write by this call."""
-    needed = 0
+    needed, output = 0, work.options.output
     for array in (array for shard in work.own_shards for array in shard.arrays):
         path = work.folder / array.shards[0].file
         needed += array.data_bytes - (path.stat().st_blocks * 512 if path.exists() else 0)
-    free = shutil.disk_usage(work.options.output.parent).free
+    free = shutil.disk_usage(output.parent).free
     if needed > free:
         raise BuildError(
-            f"{work.name}: the disk is too small: {size_text(needed)} are needed, but "
+            f"{output}: the disk is too small: {size_text(needed)} are needed, but "
             f"{size_text(free)} are free. Make room, or choose a smaller --size or another disk.",
-            path=work.options.output,
+            path=output,
         )
     image = work.arrays[0]
     rows = describe((sum(shard.rows for shard in work.own_shards), *image.shape), image.descr)
-    logger.info(f"{work.name}: {rows}, {size_text(needed)}; {size_text(free)} free on the disk")
+    logger.info(f"{output}: {rows}, {size_text(needed)}; {size_text(free)} free on the disk")
 
 
 def _build_shards(work: _Work) -> int:
@@ -352,18 +328,17 @@ def _build_shards(work: _Work) -> int:
         _go_on(work)
     left = [shard for shard in work.own_shards if not shard.is_done]
     rows, converted = sum(shard.rows for shard in left), 0
-    with progress_display(str(work.name), rows, work.options.progress) as show:
+    with progress_display(str(work.options.output), rows, work.options.progress) as show:
         for seconds in (0.0, _LOCK_SECONDS):
             deadline = time.monotonic() + seconds
             for shard in left:
                 converted += _build_shard(work, shard, deadline, show)
             left = [shard for shard in left if not shard.is_done]
     if left and (work.folder / PLAN).exists():
-        numbers = listed((shard.number for shard in left), 5)
         raise BuildError(
-            f"{work.folder}: {'shard' if len(left) == 1 else 'shards'} {numbers} "
-            f"{'is' if len(left) == 1 else 'are'} being built by another process. Run the same "
-            "command again when that has ended.",
+            f"{work.folder}: another process is building shard "
+            f"{listed((shard.number for shard in left), 5)}. Run the same command again when that "
+            "has ended.",
             path=work.options.output,
         )
     return converted
@@ -371,22 +346,24 @@ def _build_shards(work: _Work) -> int:
 
 def _go_on(work: _Work) -> None:
     """See whether finished rows would be the same now. Let rejected ones be tried again."""
+    options = work.options
     if difference := compare_rows(work.conversion, work.own_shards):
         raise BuildError(
             f"{work.folder} holds an unfinished build of something else: {difference}. Give "
             "the same source to go on with it, or delete that folder to begin anew.",
-            path=work.options.output,
+            path=options.output,
         )
     with publishing(work.folder) as is_left:
         for shard in work.own_shards if is_left else ():
             shard.reopen_rejected()
-    done = sum(shard.count_done() for shard in work.own_shards)
-    logger.info(f"{work.name}: going on with an unfinished build; {done:,} rows are done")
+    logger.info(f"{options.output}: going on with an unfinished build")
 
 
 def _build_shard(work: _Work, shard: Shard, deadline: float, show: Show) -> int:
     """Convert what is not done of a shard, unless another process is at it until the deadline."""
     converted = rejected = 0
+    options = work.options
+    stops_at_first = not allowed_rejects(options.max_rejects, 1 << 40)
     with shard.locked(deadline) as is_ours:
         if not is_ours:
             return 0
@@ -394,7 +371,7 @@ def _build_shard(work: _Work, shard: Shard, deadline: float, show: Show) -> int:
             converted += result.converted
             rejected += len(result.rejects)
             show(chunk.stop - chunk.start, rejected)
-            if result.rejects and work.options.max_rejects.is_none:
+            if result.rejects and stops_at_first:
                 row, reason = result.rejects[0]
                 raise DecodeError(
                     f"{reason}. Mend or remove that sample and build again, or allow for such "
@@ -410,7 +387,8 @@ def _complete(work: _Work) -> list[str]:
 
     Raises BuildError if too many samples are rejected, or all. Hold `publishing` meanwhile.
     """
-    index_path, folder, ledger = output_paths(work.options.output)
+    options, source, settings = work.options, work.source, work.settings
+    index_path, folder, ledger = output_paths(options.output)
     found = [shard.records() for shard in work.shards]
     for shard, records in zip(work.shards, found, strict=True):
         if not records["status"].all():
@@ -420,28 +398,28 @@ def _complete(work: _Work) -> list[str]:
                 path=shard.done,
             )
     records = found[0] if len(found) == 1 else np.concatenate(found)
-    if not is_finished(work.options.output):
+    if not is_finished(options.output):
         reasons = {row: reason for shard in work.shards for row, reason in shard.reasons().items()}
-        write_ledger(folder / ledger.name, work.source.keys, reasons)
+        write_ledger(folder / ledger.name, source.keys, reasons)
         _check_rejects(work, reasons)
-        settings, arrays = work.settings, work.arrays
-        index = make_index(work.source, settings, arrays, index_path, work.keys, records)
+        index = make_index(source, settings, work.arrays, index_path, work.keys, records)
         index.write(folder / index_path.name)
-    return _notes(work, records)
+    notes = [*source.notes, *options.notes(settings)]
+    return [*notes, *notes_on(records, settings, source.schema, work.keys)]
 
 
 def _check_rejects(work: _Work, reasons: Mapping[int, str]) -> None:
     limit, rejected, total = work.options.max_rejects, len(reasons), len(work.keys)
-    if limit.allows(rejected, total) and rejected < total:
+    if rejected <= allowed_rejects(limit, total) and rejected < total:
         return
     text = (
-        f"{work.name}: {rejected:,} of {total:,} samples cannot be used: "
+        f"{work.options.output}: {rejected:,} of {total:,} samples cannot be used: "
         f"{frequent_reasons(reasons, work.source.keys)}."
     )
     if rejected == total:
         shutil.rmtree(work.folder, ignore_errors=True)
         raise BuildError(f"{text} Check them, and --root if their paths begin elsewhere.")
-    share = sufficient_limit(rejected, total)
+    share = f"{-(-100 * rejected // total)}%"
     raise BuildError(
         f"{text} At most {limit} may be rejected. "
         f"{work.folder / output_paths(work.options.output)[2].name} lists all. Mend them, or leave "
@@ -452,54 +430,41 @@ def _check_rejects(work: _Work, reasons: Mapping[int, str]) -> None:
     )
 
 
-def _notes(work: _Work, records: np.ndarray) -> list[str]:
-    """Return the notes on the source and on all samples."""
-    settings, options = work.settings, work.options
-    notes = [*work.source.notes]
-    if options.new_to is not None:
-        notes += different_settings(options.new_to, settings.as_dict())
-    if isinstance(settings, Settings):
-        notes += picture_notes(records, settings.size, settings.background)
-    notes += box_notes(records, work.source.schema, settings.size)
-    return [*notes, *array_notes(records, settings.extra_arrays, work.keys)]
-
-
 # ---------------------------------------------------------------------------------------- executors
 
 
-def _build_with(options: Options, arguments: Mapping[str, Any]) -> BuildReport:
+def _build_with(options: Options) -> BuildReport:
     """Have an executor build each shard as a part. Return the report on all.
 
     If calls fail, the others end first. Then BuildError is raised, which has the first reason.
     """
-    started, name = time.perf_counter(), Path(arguments["output"])
-    count = len(_begin(options, name).shards)
-    given = {**arguments, "executor": None, "progress": False}
-    given.update(output=options.output, num_workers=options.num_workers)
-    futures: list[Future[BuildReport]] = []
-    reports, failures = [], []
+    started, count = time.perf_counter(), len(_begin(options).shards)
+    arguments = vars(options) | {"executor": None, "progress": False}
+    arguments["output"] = options.output.absolute()  # in whatever folder the calls are made
+    futures: list[Any] = []
+    reports: list[BuildReport] = []
+    failures: list[str] = []
     try:
         for number in range(count):
-            part = {**given, "part": (number, count)}
+            part = arguments | {"part": (number, count)}
             futures.append(options.executor.submit(_build_part, part, uuid.uuid4().hex))
         for number, future in enumerate(futures):
             try:
                 reports.append(future.result())
             except Exception as error:  # noqa: BLE001  # of the call, or of the executor
-                text = str(error) if isinstance(error, MemloadError) else describe_error(error)
-                failures.append(f"Shard {number}: {text:.1000}")
+                failures.append(f"Shard {number}: {describe_error(error):.1000}")
     finally:  # after a Ctrl-C, calls that have not begun are given up
         for future in futures:
             future.cancel()
     if failures:
         raise BuildError(
-            f"{name}: {len(failures):,} of {counted(count, 'shard')} failed. {failures[0]} Run the "
-            "same build again: it does only what is left.",
+            f"{options.output}: {len(failures):,} of {counted(count, 'shard')} failed. "
+            f"{failures[0]} Run the same build again: it does only what is left.",
             path=options.output,
         )
     return replace(
         max(reports, key=lambda report: (report.is_published, len(report.notes))),
-        path=name,
+        path=options.output,
         converted=sum(report.converted for report in reports),
         seconds=time.perf_counter() - started,
         part=None,
@@ -508,21 +473,19 @@ def _build_with(options: Options, arguments: Mapping[str, Any]) -> BuildReport:
 
 def _build_part(arguments: dict[str, Any], call: str) -> BuildReport:
     """Build one shard. ``call`` differs for each, since Dask keeps results of equal calls."""
-    output = arguments["output"]
-    if not output_paths(output)[1].exists():  # it was published, and this call is made again
-        return _published_report(Options(**arguments), output)
+    if not output_paths(arguments["output"])[1].exists():  # published, and this call is made again
+        return _published_report(Options(**arguments))
     return build(**arguments)
 
 
 # ------------------------------------------------------------------------------------------ reports
 
 
-def _published_report(options: Options, name: Path, **facts: Any) -> BuildReport:
+def _published_report(options: Options, **facts: Any) -> BuildReport:
     """Return the report of a build that is published."""
     index = Index.open(output_paths(options.output)[0])
     return _report(
         options,
-        name,
         index.arrays,
         samples=len(index),
         classes=index.classes,
@@ -533,11 +496,10 @@ def _published_report(options: Options, name: Path, **facts: Any) -> BuildReport
     )
 
 
-def _report(options: Options, name: Path, arrays: Sequence[Array], **facts: Any) -> BuildReport:
-    """Return a report. ``name`` is what the output is called."""
+def _report(options: Options, arrays: Sequence[Array], **facts: Any) -> BuildReport:
     image, *others = arrays
     return BuildReport(
-        path=name,
+        path=options.output,
         bytes=sum(array.data_bytes for array in arrays),
         shape=image.shape,
         dtype=np.dtype(image.descr).name,

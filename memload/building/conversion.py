@@ -4,14 +4,9 @@ import zlib
 
 import numpy as np
 
-from memload.building.record import (
-    DONE,
-    crc32_field,
-    names_of_boxes,
-    names_of_points,
-    set_columns,
-)
-from memload.building.settings import AnySettings, StoredSettings
+from memload.building.options import Options
+from memload.building.record import DONE, crc32_field, set_columns
+from memload.building.settings import Settings
 from memload.errors import BuildError, DecodeError, describe_error
 from memload.sources.samples import Record, Source
 
@@ -20,35 +15,26 @@ _MAX_REASON = 1000
 
 
 class Conversion:
-    """How the samples of a source become rows, and by how many processes (0: by this one).
+    """How the samples of a source become rows, and by how many processes (0: by this one)."""
 
-    ``timeout`` is in seconds for one row. ``prints`` says whether the source runs code of the
-    user's, whose output is shown.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        settings: AnySettings,
-        num_workers: int,
-        timeout: float,
-        *,
-        prints: bool,
-    ) -> None:
+    def __init__(self, source: Source, settings: Settings, options: Options) -> None:
         self.source, self.settings = source, settings
-        self.num_workers, self.timeout, self.prints = num_workers, timeout, prints
+        self.num_workers = min(options.num_workers, len(source))  # others have nothing to do
+        self.timeout, self.is_of_files = options.timeout, options.is_of_files
         # A worker ignores SIGINT. So a KeyboardInterrupt there comes from the user's code, and
         # rejects the sample, like any other exception.
-        self.sample_errors = BaseException if num_workers else Exception
+        self.sample_errors = BaseException if self.num_workers else Exception
         self.schema = source.schema
-        self.points, self.boxes = names_of_points(self.schema), names_of_boxes(self.schema)
+        self.points = [name for name, column in self.schema.items() if column.points]
+        self.boxes = [name for name, column in self.schema.items() if column.boxes]
         texts = {**source.categories, "label": source.classes}
         #: how many texts the columns of labels and categories count into
         self.num_texts = {name: len(names) for name, names in texts.items() if names is not None}
+        self.extra_arrays = [array.name for array in settings.extra_arrays]
 
     def convert(
         self, row: int, record: np.void, sample: Record | Exception | None = None
-    ) -> tuple[list[bytes | memoryview], str]:
+    ) -> tuple[list[np.ndarray], str]:
         """Convert a sample and fill its record.
 
         Returns its rows, one for each array, or why it cannot be used. Raises BuildError if this
@@ -59,8 +45,8 @@ class Conversion:
                 sample = self.source[row]
             if isinstance(sample, Exception):
                 raise sample
-            for array in self.settings.extra_arrays:
-                record[f"is_missing/{array.name}"] = sample.arrays.get(array.name) is None
+            for name in self.extra_arrays:
+                record[f"is_missing/{name}"] = sample.arrays.get(name) is None
             converted = self.settings.convert(sample, self.points, self.boxes)
             set_columns(record, self.schema, converted.columns)
             for name, count in self.num_texts.items():
@@ -81,19 +67,13 @@ class Conversion:
                 reason = str(error.reason) or "no reason was given"
             return [], reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 1] + "…"
         record["status"], record["flags"] = DONE, converted.flags
-        crc32 = {}
-        if isinstance(self.settings, StoredSettings):  # reading has compared the pixels with it
-            record["flags"] |= self.settings.flags[row]
-            crc32["image"] = self.settings.crc32[row]
         record["size"], record["remarks"] = converted.source_size, converted.remarks
-        record["total"], record["squares"] = converted.total, converted.squares
-        for array, extra in zip(self.settings.extra_arrays, converted.extra_arrays, strict=True):
-            record[f"ids/{array.name}"] = extra.ids
-        rows: list[bytes | memoryview] = [
-            converted.pixels,
-            *(extra.data for extra in converted.extra_arrays),
-        ]
-        names = ["image", *(array.name for array in self.settings.extra_arrays)]
-        for name, content in zip(names, rows, strict=True):
-            record[crc32_field(name)] = crc32[name] if name in crc32 else zlib.crc32(content)
-        return rows, ""
+        record["total"], record["squares"] = converted.sums
+        if (origin := self.settings.origin) is None:
+            record["crc32"] = zlib.crc32(converted.pixels.data)
+        else:  # reading has compared the pixels with their checksum
+            record["crc32"] = origin.crc32[row]
+            record["flags"] |= origin.flags[row]
+        for name, content in zip(self.extra_arrays, converted.extra_arrays, strict=True):
+            record[crc32_field(name)] = zlib.crc32(content.data)
+        return [converted.pixels, *converted.extra_arrays], ""

@@ -6,7 +6,6 @@ All JPEG decoders here are built on libjpeg-turbo and give the same pixels to th
 import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -20,16 +19,10 @@ from memload.building.depth import (
     largest_value,
     to_8_bits,
 )
-from memload.building.remarks import FLATTENED, REDUCED
+from memload.building.record import FLATTENED, REDUCED
 from memload.building.resizing import turn, turn_size
 from memload.errors import BuildError, DecodeError, DependencyError, describe_error
 from memload.sources.contents import MAX_PIXELS
-
-# An optional library: the extra "jpeg4py".
-try:
-    import jpeg4py
-except ImportError:  # pragma: no cover
-    jpeg4py = None
 
 Mode = Literal["RGB", "L", "I;16"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -90,9 +83,7 @@ class Decoder:
     ) -> None:
         self.mode, self.exif, self.max_pixels = mode, exif, max_pixels
         self.background = parse_color(background, "background")
-        self.uses_jpeg4py = name == "jpeg4py"
-        if self.uses_jpeg4py:
-            _require_jpeg4py()
+        self._jpeg4py = _import_jpeg4py() if name == "jpeg4py" else None
 
     def open(self, data: bytes | Image.Image, draft: Draft | None = None) -> Picture:
         """Decode the bytes of a file, or take a PIL image as it is. Raises DecodeError.
@@ -112,8 +103,8 @@ class Decoder:
             wanted = turn_size(draft(turn_size(size, orientation)), orientation)
             image.draft(image.mode, wanted)
         found, used_fallback = None, False
-        if self.uses_jpeg4py and is_plain and image.size == size:  # it is not to be scaled down
-            found = _decode_with_jpeg4py(data)
+        if self._jpeg4py and is_plain and image.size == size:  # it is not to be scaled down
+            found = _decode_with(self._jpeg4py, data)
             used_fallback = found is None
         if found is None:
             image.load()
@@ -146,7 +137,11 @@ def opened(data: bytes | Image.Image, max_pixels: int) -> Iterator[Image.Image]:
     """
     width = height = 0
     try:
-        image = data if isinstance(data, Image.Image) else _open_image(data)
+        if not data:
+            raise DecodeError("the file is empty")
+        image: Any = data
+        if isinstance(data, bytes):
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
         tags: Any = getattr(image, "tag_v2", {})
         in_tile = int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_LENGTH, 0))  # decoded whole
@@ -168,12 +163,6 @@ def opened(data: bytes | Image.Image, max_pixels: int) -> Iterator[Image.Image]:
     except Exception as error:  # Pillow raises anything for a damaged file
         is_plain = isinstance(error, OSError) and str(error)
         raise DecodeError(str(error) if is_plain else describe_error(error)) from error
-
-
-def _open_image(data: bytes) -> Image.Image:
-    if not data:
-        raise DecodeError("the file is empty")
-    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def _memory_error(width: int, height: int) -> DecodeError | BuildError:
@@ -240,6 +229,8 @@ def loaded_libraries(decoder: str = "pillow") -> dict[str, str]:
     else:
         versions["libjpeg"] = features.version_codec("jpg") or "none"
     if decoder == "jpeg4py":
+        from importlib import metadata  # 30 ms
+
         versions["jpeg4py"] = metadata.version("jpeg4py")
     return versions
 
@@ -273,26 +264,23 @@ def orientation_of(image: Image.Image) -> int:
 # ------------------------------------------------------------------------------ optional libraries
 
 
-def _require_jpeg4py() -> None:
-    if jpeg4py is None:
+def _import_jpeg4py() -> Any:
+    try:
+        import jpeg4py
+
+        jpeg4py.initialize()  # looks for the library, which importing does not
+    except (ImportError, OSError) as error:
+        missing = "jpeg4py" if isinstance(error, ImportError) else "libturbojpeg"
         raise DependencyError(
-            "decoder 'jpeg4py': the package jpeg4py is not installed. Run \"pip install "
+            f"decoder 'jpeg4py': {missing} cannot be loaded: {error}. Run \"pip install "
             "'memload[jpeg4py]'\" and install libturbojpeg (Debian: apt install libturbojpeg0), "
             "or use the decoder 'pillow', which is as fast.",
-            name="jpeg4py",
-        )
-    try:
-        jpeg4py.initialize()  # looks for the library, which importing does not
-    except OSError as error:
-        raise DependencyError(
-            f"decoder 'jpeg4py': the system library libturbojpeg cannot be loaded: {error}. "
-            "Install it (Debian: apt install libturbojpeg0), or use the decoder 'pillow', which "
-            "is as fast.",
-            name="libturbojpeg",
+            name=missing,
         ) from None
+    return jpeg4py
 
 
-def _decode_with_jpeg4py(data: bytes) -> Image.Image | None:
+def _decode_with(jpeg4py: Any, data: bytes) -> Image.Image | None:
     """Return a JPEG decoded by jpeg4py, or None if it fails, as on CMYK and on junk in headers.
 
     It is about as fast as Pillow (1.06 times), since resizing takes most of the time.

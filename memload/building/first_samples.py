@@ -6,13 +6,15 @@ shape and type of its arrays, and those of masks and other arrays beside the ima
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from memload.building.extra_arrays import ExtraArray, look_at_array
+import numpy as np
+
+from memload.building.extra_arrays import ExtraArray
 from memload.building.pool import look_at
-from memload.building.settings import AnySettings
+from memload.building.settings import Settings
 from memload.errors import SourceError
 from memload.sources.samples import Source
 
@@ -63,8 +65,7 @@ def first_usable(
 
 def find_arrays(
     source: Source,
-    kinds: Mapping[str, Literal["mask", "array"]],
-    settings: AnySettings,
+    settings: Settings,
     missing_masks: int | None,
     num_workers: int,
     timeout: float,
@@ -73,7 +74,6 @@ def find_arrays(
 
     Args:
         source: The source.
-        kinds: The names and kinds of its arrays.
         settings: How its images are converted.
         missing_masks: The id of masks that are missing. None: such a sample is rejected.
         num_workers: The number of workers of the build.
@@ -82,36 +82,27 @@ def find_arrays(
     Raises SourceError if none can be used, apart from masks that are filled.
     """
     arrays = []
-    for name, kind in kinds.items():
-        is_filled = kind == "mask" and missing_masks is not None
-        array = ExtraArray(name, kind, "|u1", settings.size, missing_masks if is_filled else None)
-        found = first_usable(
-            functools.partial(_look_at, source, settings, array),
-            source.keys,
-            num_workers,
-            timeout,
-            what=f"samples with the {kind} {name!r}",
-        )
-        if found is None and not is_filled:
+    for name, kind in source.arrays.items():
+        missing_id = missing_masks if kind == "mask" else None
+        array = ExtraArray(name, kind, "|u1", settings.size, missing_id)
+        look = functools.partial(_look_at, source, settings, array)
+        what = f"samples with the {kind} {name!r}"
+        found = first_usable(look, source.keys, num_workers, timeout, what=what)
+        if found is None and missing_id is None:
             remedy = ", or fill them: --missing-masks 0" if kind == "mask" else ""
             raise SourceError(f"No sample has the {kind} {name!r}. Check where these are{remedy}.")
-        if found is not None and is_filled and found.descr == "|u1" and found.missing_id > 255:
-            raise ValueError(
-                f"missing_masks: {missing_masks:,} does not fit the mask {name!r}, whose ids go up "
-                "to 255. Choose one of these, or save the masks with 16 bits (uint16)."
-            )
+        if found is not None and missing_id is not None and missing_id > np.iinfo(found.descr).max:
+            raise ValueError(f"missing_masks: {missing_id} does not fit the 8 bits of {name!r}.")
         arrays.append(found or array)
     return tuple(arrays)
 
 
-def _look_at(
-    source: Source, settings: AnySettings, array: ExtraArray, row: int
-) -> ExtraArray | None:
+def _look_at(source: Source, settings: Settings, array: ExtraArray, row: int) -> ExtraArray | None:
     """Return an array as one sample has it, or None if that lacks it. Raises DecodeError."""
     record = source[row]
     value = record.arrays.get(array.name)
     if value is None:
         return None
-    found = look_at_array(array, value, settings.max_pixels)
+    found = array.seen_in(value, settings.max_pixels)
     replace(settings, extra_arrays=(found,)).convert(record, ())
     return found

@@ -30,14 +30,7 @@ def reopen_files() -> None:
     """
     if sys.platform != "linux":
         return
-    try:
-        descriptors = sorted(int(path.name) for path in _DESCRIPTORS.iterdir())
-    except OSError as error:
-        raise BuildError(
-            "Workers cannot tell which files the data set has open, because /proc cannot be read "
-            f"({error.strerror}). Mount it, or use num_workers=0."
-        ) from error
-    for descriptor in descriptors:
+    for descriptor in sorted(int(path.name) for path in _DESCRIPTORS.iterdir()):
         try:
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             name = str((_DESCRIPTORS / str(descriptor)).readlink())

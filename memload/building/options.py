@@ -2,18 +2,19 @@
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 
 from memload.building.decoders import MODE_OF_STORED
 from memload.building.first_samples import find_arrays, first_usable
-from memload.building.settings import AnySettings, ArraySettings, Settings, StoredSettings
-from memload.building.shard import rows_per_shard, with_shards
-from memload.building.summary import RejectLimit
+from memload.building.settings import PICTURE_SETTINGS, Origin, Settings, as_stored
+from memload.building.shard import in_shards
+from memload.building.summary import allowed_rejects
 from memload.errors import BuildError, SourceError
 from memload.machine import available_cores
 from memload.sources.existing import IndexRows, NpyRows
@@ -40,58 +41,28 @@ READING_OPTIONS = (
     *("image", "label", "where", "root", "extensions", "masks", "arrays", "points", "boxes"),
     *("classes", "new_to"),
 )
-#: The arguments of `Settings` apart from size and mode.
-_IMAGE_OPTIONS = ("fit", "interpolation", "decoder", "fast", "exif", "background", "fill")
 
 
-@dataclass(frozen=True)
-class Options:
-    """The arguments of `memload.build`, under the same names.
+class Options(SimpleNamespace):
+    """The arguments of `memload.build`, under the same names, checked.
 
     Raises ValueError, TypeError and DependencyError for wrong ones, as far as that is possible
     before the source is open, and BuildError if the output's folder is missing.
     """
 
-    source: Any
     output: Path
-    size: Any
-    fit: Any
-    interpolation: Any
-    mode: Any
-    classes: Any
-    decoder: Any
-    fast: bool
-    exif: bool
-    background: str
-    fill: str
-    max_pixels: int
-    max_rejects: Any
-    num_workers: Any
-    timeout: float
-    shard_size: Any
-    part: Any
-    executor: Any
-    overwrite: bool
-    progress: bool | None
-    image: Any
-    label: Any
-    where: Any
-    root: Any
-    extensions: Any
-    masks: Any
-    arrays: Any
-    points: Any
-    boxes: Any
-    missing_masks: int | None
-    new_to: Any
+    num_workers: int
+    part: tuple[int, int] | None
+    shard_size: int | None
 
-    def __post_init__(self) -> None:
-        output = Path(self.output).absolute()  # should the folder of this process change
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         output_paths(self.output)  # its name is right
-        if not output.parent.is_dir():
+        self.output = Path(self.output)
+        if not self.output.parent.is_dir():
             raise BuildError(
-                f"{output.parent}: there is no such folder for the output. Make it first.",
-                path=output,
+                f"{self.output.parent}: there is no such folder for the output. Make it first.",
+                path=self.output,
             )
         if not self.timeout > 0:  # NaN is not, either
             raise ValueError(f"timeout: {self.timeout!r} is not above 0 seconds.")
@@ -102,31 +73,24 @@ class Options:
             raise ValueError(
                 f"{name}: what is shared are shards. Give shard_size, too, such as '4GB'."
             )
-        num_workers = self.num_workers
-        if num_workers is None:
-            num_workers = available_cores() if self.executor is None else 0
-        if num_workers < 0:
-            raise ValueError(f"num_workers: {num_workers} is negative.")
-        checked = {
-            "output": output,
-            "num_workers": num_workers,
-            "part": _checked_part(self.part),
-            "max_rejects": RejectLimit(self.max_rejects),
-            "shard_size": _shard_bytes(self.shard_size),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        if self.num_workers is None:
+            self.num_workers = available_cores() if self.executor is None else 0
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers: {self.num_workers} is negative.")
         if self.missing_masks is not None and not 0 <= self.missing_masks <= 65535:
             raise ValueError(
                 f"missing_masks: {self.missing_masks!r} is not an id from 0 to 65,535, nor None, "
                 "which rejects samples without a mask."
             )
+        self.part = _checked_part(self.part)
+        self.shard_size = _shard_bytes(self.shard_size)
+        allowed_rejects(self.max_rejects, 1)
         self._check_image_options(self.mode)
 
     @property
     def image_options(self) -> dict[str, Any]:
         """The arguments of `Settings` apart from size and mode."""
-        return {name: getattr(self, name) for name in (*_IMAGE_OPTIONS, "max_pixels")}
+        return {name: getattr(self, name) for name in PICTURE_SETTINGS}
 
     def _check_image_options(self, mode: Any) -> None:
         """Raise ValueError for a wrong option, or one without effect in a mode."""
@@ -159,7 +123,7 @@ class Options:
         _check_source(opened)
         return opened
 
-    def settings(self, source: Source) -> AnySettings:
+    def settings(self, source: Source) -> Settings:
         """Return how the records of the opened source are converted.
 
         The first usable samples are looked at. Raises ValueError, SourceError and DependencyError.
@@ -171,13 +135,13 @@ class Options:
                 f"missing_masks: {self.missing_masks!r} has no effect, since no masks are given. "
                 "Leave it out, or name the masks."
             )
-        workers = self.num_workers, self.timeout
-        arrays = find_arrays(source, kinds, settings, self.missing_masks, *workers)
+        arrays = find_arrays(source, settings, self.missing_masks, self.num_workers, self.timeout)
         return replace(settings, extra_arrays=arrays)
 
-    def _settings_of_images(self, source: Source) -> AnySettings:
+    def _settings_of_images(self, source: Source) -> Settings:
         """Return how the images are converted. Arrays and data sets are stored as they are."""
-        size, mode = self.size, self.mode
+        size: Any = self.size
+        mode: Any = self.mode
         if self.new_to is not None:  # as that data set has it
             known = Index.open(self.new_to)
             size = known.image.shape[:2] if size is None else size
@@ -186,46 +150,39 @@ class Options:
         index = _stored_index(source)
         own_mode, own_sides = _stored_as(source, index)
         mode = mode or own_mode or _MODE
-        settings: AnySettings
         if mode != "array":
-            options: dict[str, Any] = {"mode": mode, **self.image_options}
-            settings = Settings(sides or own_sides or _SIDES, **options)
+            settings = Settings(sides or own_sides or _SIDES, mode=mode, **self.image_options)
         else:
             self._check_image_options(mode)
-            look = functools.partial(ArraySettings.of, source)
+            look = functools.partial(_settings_of_array, source, self.max_pixels)
             settings = first_usable(look, source.keys, self.num_workers, self.timeout)
         if mode == "array" and sides not in (None, settings.size):
             raise ValueError(
                 f"size: {size} is not the size of the arrays, {settings.size}, which mode 'array' "
                 "stores as they are. Leave it out, or resize them in the data set."
             )
-        stored = None if index is None else (index.image.shape, index.image.descr)
-        if index is None or stored != (settings.shape, settings.descr):
+        stored = settings.shape, settings.descr
+        if index is None or (index.image.shape, index.image.descr) != stored:
             return settings
-        return StoredSettings(
-            settings.shape,
-            settings.descr,
-            max_pixels=self.max_pixels,
-            build=index.build,
-            has_masks=any(array.kind == "mask" for array in index.arrays),
+        origin = Origin(
+            index.build.get("settings") or {},
+            index.build.get("libraries", {}),
             flags=_by_row(source, index.flags & (FLAG_ORIENTED | FLAG_FALLBACK)),
             crc32=_by_row(source, index.crc32["image"][index.row]),
         )
+        return replace(settings, mode="array", origin=origin)
 
-    def array_files(self, settings: AnySettings, rows: int) -> list[Array]:
+    def array_files(self, settings: Settings, rows: int) -> list[Array]:
         """Return the images and each other array, of so many rows, in shards of ``shard_size``.
 
         Raises ValueError if a shard has no room for one row.
         """
-        arrays = [
-            Array("image", settings.descr, settings.shape, ()),
-            *(
-                Array(extra.name, extra.descr, extra.shape, (), extra.kind)
-                for extra in settings.extra_arrays
-            ),
-        ]
-        limit = rows_per_shard(arrays, self.shard_size, rows)
-        return [with_shards(array, self.output, rows, limit) for array in arrays]
+        image = Array("image", settings.descr, settings.shape, ())
+        others = (
+            Array(extra.name, extra.descr, extra.shape, (), extra.kind)
+            for extra in settings.extra_arrays
+        )
+        return in_shards([image, *others], self.output, rows, self.shard_size)
 
     def data_sets_read(self, source: Source) -> Iterator[Path]:
         """Yield the indexes of the data sets of memload's that the build depends on."""
@@ -234,6 +191,19 @@ class Options:
         images = source.images
         if isinstance(images, IndexRows):
             yield images.path
+
+    def notes(self, settings: Settings) -> Iterator[str]:
+        """Yield a note if the pictures will differ from those of the data set of ``new_to``."""
+        if self.new_to is None:
+            return
+        there, here = Index.open(self.new_to), settings.as_dict()
+        differences = [
+            f"{name} {before} there and {here[name]} here"
+            for name in _SHARED_SETTINGS
+            if (before := there.setting(name)) is not None and here.get(name, before) != before
+        ]
+        if differences:
+            yield f"other settings than those of {self.new_to}: {', '.join(differences)}"
 
 
 def _stored_index(source: Source) -> Index | None:
@@ -248,6 +218,16 @@ def _by_row(source: Source, values: np.ndarray) -> Any:
     return values if rows is None else values[rows]
 
 
+def _settings_of_array(source: Source, max_pixels: int, row: int) -> Settings:
+    """Return the settings for arrays like that of a sample. Raises DecodeError."""
+    array = as_stored(source[row].image, max_pixels)
+    height, width, channels = array.shape
+    descr = array.dtype.str
+    return Settings(
+        (height, width), mode="array", channels=channels, descr=descr, max_pixels=max_pixels
+    )
+
+
 def _stored_as(source: Source, index: Index | None) -> tuple[Any, tuple[int, int] | None]:
     """Return the mode and the sides with which a source is stored by default, if it has its own.
 
@@ -259,18 +239,6 @@ def _stored_as(source: Source, index: Index | None) -> tuple[Any, tuple[int, int
         return None, None
     height, width, channels = index.image.shape
     return MODE_OF_STORED.get((index.image.descr, channels), "array"), (height, width)
-
-
-def different_settings(dataset: str | Path, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note if other settings make other pictures of the new samples."""
-    index = Index.open(dataset)
-    differences = [
-        f"{name} {before} there and {settings[name]} here"
-        for name in _SHARED_SETTINGS
-        if (before := index.setting(name)) is not None and settings.get(name, before) != before
-    ]
-    if differences:
-        yield f"other settings than those of {dataset}: {', '.join(differences)}"
 
 
 def _checked_part(part: Any) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from memload.building.settings import AnySettings
+from memload.building.settings import Settings
 from memload.building.shard import PLAN
 from memload.errors import BuildError
 from memload.sources.samples import Source
@@ -28,9 +28,7 @@ _UNREADABLE = {
 }
 
 
-def plan_of(
-    source: Source, settings: AnySettings, keys: Keys, rows_per_shard: int
-) -> dict[str, Any]:
+def plan_of(source: Source, settings: Settings, keys: Keys, rows_per_shard: int) -> dict[str, Any]:
     """Return the plan of a build, in the types of JSON."""
     plan = {
         "format": _FORMAT,

@@ -3,7 +3,7 @@
 ::
 
     this process                                      each worker
-    hands out one chunk per worker ── pipe ────────▶  make() once, then work(chunk, note_row)
+    hands out one chunk per worker ── pipe ────────▶  work(chunk, note_row)
     yields results in any order    ◀─ pipe ─────────  a few numbers; the rows go to the disk
     looks every 0.5 s              ◀─ shared memory   note_row(row): the row that it is at
 
@@ -27,7 +27,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -49,9 +49,6 @@ _LOOK_SECONDS = 0.5
 #: Freeing a block of just below 32 MiB makes glibc reuse freed memory: see `_prepare`.
 _LARGE_BLOCK = (32 << 20) - (64 << 10)
 
-#: A function that is told each row before work on it begins.
-NoteRow = Callable[[int], None]
-
 
 class Chunk(NamedTuple):
     """Rows ``start`` to ``stop``, exclusively.
@@ -66,23 +63,19 @@ class Chunk(NamedTuple):
     is_retried: bool = False
 
 
-class Work(Protocol):
-    """What a worker does. It is made in the worker's process."""
-
-    def __call__(self, chunk: Chunk, note_row: NoteRow) -> Any:
-        """Do a chunk except its lost rows, and return a small result."""
-
-    def close(self) -> None:
-        """Close files."""
+#: A function that is told each row before work on it begins.
+NoteRow = Callable[[int], None]
+#: Does a chunk except its lost rows, and returns a small result.
+Work = Callable[[Chunk, NoteRow], Any]
 
 
 def run(
-    make: Callable[[], Work], chunks: Iterator[Chunk], *, num_workers: int, timeout: float
+    work: Work, chunks: Iterator[Chunk], *, num_workers: int, timeout: float
 ) -> Generator[tuple[Chunk, Any], None, None]:
     """Yield each chunk and its result, in any order. Closing the generator kills the workers.
 
     Args:
-        make: Called once in each worker.
+        work: What each worker does.
         chunks: The rows to be done.
         num_workers: With 0, all is done in this process: a row that crashes or hangs is not caught.
         timeout: Seconds for one row.
@@ -91,18 +84,56 @@ def run(
     MemloadError.
     """
     if num_workers == 0:
-        with contextlib.closing(make()) as work:
-            for chunk in chunks:
-                yield chunk, work(chunk, lambda row: None)
+        yield from ((chunk, work(chunk, lambda row: None)) for chunk in chunks)
         return
-    pool = _Pool(make, chunks, num_workers, timeout)
+    current_rows = _CONTEXT.RawArray("q", num_workers)
+    again, suspects, failed_starts = deque[Chunk](), set[int](), 0
+
+    def next_chunk() -> Chunk | None:
+        return again.popleft() if again else next(chunks, None)
+
+    workers = [_Worker(work, current_rows, number) for number in range(num_workers)]
     try:
-        yield from pool.results()
+        for worker in workers:
+            worker.take(next_chunk())
+        while busy := [worker for worker in workers if worker.chunk is not None]:
+            wait([worker.pipe for worker in busy], _LOOK_SECONDS)
+            for worker in busy:
+                chunk: Any = worker.chunk
+                result, failure = worker.look(timeout)
+                if isinstance(result, BaseException):
+                    raise result
+                if result is not None:
+                    failed_starts = 0
+                    worker.take(next_chunk())
+                    yield chunk, result
+                if not failure:
+                    continue
+                row, chunk = worker.row, chunk._replace(is_retried=True)
+                if row == _NO_ROW:
+                    failed_starts += 1
+                    _check_starts(failed_starts, num_workers, failure)
+                elif row in suspects:
+                    chunk = chunk._replace(lost={**chunk.lost, row: failure})
+                else:
+                    suspects.add(row)
+                again.append(chunk)
+                worker.end()
+                worker.take(next_chunk())
     finally:
-        for worker in pool.workers:
+        for worker in workers:
             worker.kill()  # all at once: the end of a process takes milliseconds
-        for worker in pool.workers:
-            worker.close()
+        for worker in workers:
+            worker.end()
+
+
+def _check_starts(failed: int, num_workers: int, failure: str) -> None:
+    if failed > 3 * num_workers:
+        raise BuildError(
+            f"Workers die before their first row: {failure}. Use num_workers=0 to see the cause. "
+            "In a script, put the call under 'if __name__ == \"__main__\":', since workers import "
+            "the script on some systems."
+        )
 
 
 def look_at(
@@ -113,160 +144,94 @@ def look_at(
     An exception is a reason like a crash, but for SourceError and BuildError, which are raised.
     """
     chunks = (Chunk(row, row + 1) for row in rows)
-    make = functools.partial(_Look, look, BaseException if num_workers else Exception)
-    return run(make, chunks, num_workers=min(num_workers, 1), timeout=timeout)
+    work = functools.partial(_look_at_one, look, BaseException if num_workers else Exception)
+    return run(work, chunks, num_workers=min(num_workers, 1), timeout=timeout)
 
 
-class _Look:
-    """The work of `look_at`."""
-
-    def __init__(self, look: Callable[[int], Any], failures: type[BaseException]) -> None:
-        self.look, self.failures = look, failures
-
-    def __call__(self, chunk: Chunk, note_row: NoteRow) -> tuple[Any, str]:
-        note_row(chunk.start)
-        if chunk.lost:
-            return None, chunk.lost[chunk.start]
-        try:
-            return self.look(chunk.start), ""
-        except (SourceError, BuildError):
-            raise
-        except self.failures as error:  # a data set's own code may raise anything
-            return None, describe_error(error)
-
-    def close(self) -> None:
-        """Do nothing: it has no files."""
-
-
-class _Pool:
-    """The workers, the chunks that are left, and the rows that are suspects."""
-
-    def __init__(
-        self, make: Callable[[], Work], chunks: Iterator[Chunk], num_workers: int, timeout: float
-    ) -> None:
-        self.make, self.chunks, self.timeout = make, chunks, timeout
-        self.current_rows = _CONTEXT.RawArray("q", num_workers)
-        self.again, self.suspects = deque[Chunk](), set[int]()
-        self.failed_starts = 0
-        self.workers: list[_Worker] = []
-
-    def results(self) -> Iterator[tuple[Chunk, Any]]:
-        for number in range(len(self.current_rows)):
-            self.workers.append(_Worker(number, self.current_rows))
-            self._start(self.workers[number])
-        while busy := [worker for worker in self.workers if worker.chunk is not None]:
-            wait([worker.pipe for worker in busy], _LOOK_SECONDS)
-            for worker in busy:
-                result, failure = worker.look(self.timeout)
-                if isinstance(result, BaseException):
-                    raise result
-                if failure:
-                    self._replace(worker, failure)
-                elif result is not None:
-                    self.failed_starts = 0
-                    done = worker.chunk
-                    worker.take(self._next_chunk())
-                    yield done, result  # type: ignore[misc]  # a busy worker has a chunk
-
-    def _next_chunk(self) -> Chunk | None:
-        return self.again.popleft() if self.again else next(self.chunks, None)
-
-    def _start(self, worker: "_Worker") -> None:
-        """Start a worker if there is something to do."""
-        chunk = self._next_chunk()
-        if chunk is not None:
-            worker.start(self.make)
-            worker.take(chunk)
-
-    def _replace(self, worker: "_Worker", failure: str) -> None:
-        worker.kill()
-        worker.close()
-        row, chunk = worker.row, worker.chunk._replace(is_retried=True)  # type: ignore[union-attr]
-        if row == _NO_ROW:
-            self.failed_starts += 1
-            if self.failed_starts > 3 * len(self.workers):
-                raise BuildError(
-                    f"Workers die before their first row: {failure}. Use num_workers=0 to see the "
-                    "cause. In a script, put the call under 'if __name__ == \"__main__\":', since "
-                    "workers import the script on some systems."
-                )
-        elif row in self.suspects:
-            chunk = chunk._replace(lost={**chunk.lost, row: failure})
-        else:
-            self.suspects.add(row)
-        self.again.append(chunk)
-        self.workers[worker.number] = _Worker(worker.number, self.current_rows)
-        self._start(self.workers[worker.number])
+def _look_at_one(
+    look: Callable[[int], Any], failures: type[BaseException], chunk: Chunk, note_row: NoteRow
+) -> tuple[Any, str]:
+    note_row(chunk.start)
+    if chunk.lost:
+        return None, chunk.lost[chunk.start]
+    try:
+        return look(chunk.start), ""
+    except (SourceError, BuildError):
+        raise
+    except failures as error:  # a data set's own code may raise anything
+        return None, describe_error(error)
 
 
 class _Worker:
-    """One process, its pipe, and the chunk that it is at."""
+    """A process that does one chunk at a time. It is started with its first chunk."""
 
-    def __init__(self, number: int, current_rows: Any) -> None:
-        self.number, self.current_rows = number, current_rows
-        current_rows[number] = _NO_ROW
-        self.process, self.pipe = None, None
+    def __init__(self, work: Work, current_rows: Any, number: int) -> None:
+        self._work, self._current_rows, self._number = work, current_rows, number
+        self._process: Any = None
+        self.pipe: Any = None
         self.chunk: Chunk | None = None
         #: the row that it was at when it was last looked at, and since when
-        self.row, self.since = _NO_ROW, time.monotonic()
-
-    process: Any
-    pipe: Any
-
-    def start(self, make: Callable[[], Work]) -> None:
-        # Python's fork hooks and __del__ drop a KeyboardInterrupt, so a Ctrl-C has to wait.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._fork(make)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def _fork(self, make: Callable[[], Work]) -> None:
-        self.pipe, its_end = _CONTEXT.Pipe()
-        arguments = (its_end, make, self.current_rows, self.number, os.getpid())
-        self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
-        its_end.close()  # so that the end of the process is that of the pipe
+        self.row, self._since = _NO_ROW, 0.0
 
     def take(self, chunk: Chunk | None) -> None:
         """Give it a chunk, or nothing."""
-        self.chunk, self.row, self.since = chunk, _NO_ROW, time.monotonic()
-        if chunk is not None:
-            with contextlib.suppress(OSError):  # it has died, which is noticed at the next look
-                self.pipe.send(chunk)
+        self.chunk = chunk
+        if chunk is None:
+            return
+        if self._process is None:
+            # Python's fork hooks and __del__ drop a KeyboardInterrupt, so a Ctrl-C has to wait.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.row, self._since = _NO_ROW, time.monotonic()
+        with contextlib.suppress(OSError):  # it has died, which is noticed at the next look
+            self.pipe.send(chunk)
+
+    def _start(self) -> None:
+        self._current_rows[self._number] = _NO_ROW
+        self.pipe, its_end = _CONTEXT.Pipe()
+        note_row = functools.partial(operator.setitem, self._current_rows, self._number)
+        arguments = (its_end, self._work, note_row, os.getpid())
+        process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
+        process.start()
+        self._process = process
+        its_end.close()  # so that the end of the process is that of the pipe
 
     def look(self, timeout: float) -> tuple[Any, str]:
         """Return its result if it is done, and what is wrong with it if anything is."""
-        row = self.current_rows[self.number]
+        row = self._current_rows[self._number]
         if row != self.row:
-            self.row, self.since = row, time.monotonic()
+            self.row, self._since = row, time.monotonic()
         try:
             if self.pipe.poll():
                 return self.pipe.recv(), ""
         except (EOFError, OSError):
-            self.process.join()
-            code = self.process.exitcode
+            self._process.join()
+            code = self._process.exitcode
             if code < 0:
                 return None, f"decoding it killed the process ({signal.Signals(-code).name})"
             return None, f"decoding it ended the process (exit status {code})"
         limit = timeout if row != _NO_ROW else max(timeout, _START_SECONDS)
-        is_late = time.monotonic() - self.since > limit
+        is_late = time.monotonic() - self._since > limit
         return None, f"it took longer than {limit:g} s" if is_late else ""
 
     def kill(self) -> None:
-        if self.process is not None and self.process.pid is not None:
-            self.process.kill()
+        """Kill it. Do not wait until it has ended."""
+        if self._process is not None:
+            self._process.kill()
 
-    def close(self) -> None:
-        if self.process is not None and self.process.pid is not None:
-            self.process.join(10)
-        if self.pipe is not None:
+    def end(self) -> None:
+        """Kill it, and wait. The next chunk starts another process."""
+        self.kill()
+        if self._process is not None:
+            self._process.join(10)
             self.pipe.close()
+        self._process = None
 
 
-def _serve(
-    pipe: Any, make: Callable[[], Work], current_rows: Any, number: int, parent: int
-) -> None:
+def _serve(pipe: Any, work: Work, note_row: NoteRow, parent: int) -> None:
     """Do chunks until the parent is gone. A worker's main function."""
     # Ctrl-C reaches the whole group; the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -279,15 +244,14 @@ def _serve(
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
         if os.getppid() != parent:  # it died before the call
             os._exit(1)
-    note_row = functools.partial(operator.setitem, current_rows, number)
-    work = None
+    is_prepared = False
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         while True:
             chunk = pipe.recv()
             try:
-                if work is None:
+                if not is_prepared:
                     _prepare()
-                    work = make()
+                    is_prepared = True
                 result = work(chunk, note_row)
             except (OSError, MemloadError) as error:
                 result = error

@@ -21,16 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from memload.building.record import (
-    DONE,
-    column_values,
-    crc32_field,
-    names_of_boxes,
-    names_of_points,
-)
-from memload.building.settings import AnySettings
+from memload.building.record import DONE, column_values, crc32_field
+from memload.building.settings import Settings
 from memload.building.shard import PLAN
-from memload.building.summary import mask_ids, statistics
+from memload.building.summary import statistics
 from memload.errors import BuildError, FormatError
 from memload.sources.samples import Source
 from memload.storage.format import HEADER_BYTES, output_paths, shard_pattern
@@ -78,17 +72,13 @@ def _own_files(index: Path, output: Path) -> set[str]:
 def check_not_read(read: Path, output: Path) -> None:
     """Raise BuildError if the output is the data set whose index is ``read``, or a part of it."""
     index = Index.open(read)
-    used = {
-        index.path.resolve(),
-        *((index.path.parent / shard.file).resolve() for shard in index.shards),
-    }
-    for path in (output_paths(output)[0], output):
-        if path.resolve() in used:
-            raise BuildError(
-                f"{path} belongs to {index.path.name}, which is read from, and cannot be replaced. "
-                "Choose another output.",
-                path=output,
-            )
+    used = {index.path, *(index.path.parent / shard.file for shard in index.shards)}
+    if {output_paths(output)[0].resolve(), output.resolve()} & {path.resolve() for path in used}:
+        raise BuildError(
+            f"{output} belongs to {index.path.name}, which is read from, and cannot be replaced. "
+            "Choose another output.",
+            path=output,
+        )
 
 
 @contextmanager
@@ -109,7 +99,7 @@ def publishing(folder: Path) -> Iterator[bool]:
 
 def make_index(
     source: Source,
-    settings: AnySettings,
+    settings: Settings,
     arrays: Sequence[Array],
     index_path: Path,
     keys: Keys,
@@ -118,14 +108,12 @@ def make_index(
     """Return the index of a data set from the records of all rows."""
     from memload import __version__
 
+    schema, classes = source.schema, source.classes
     used = np.flatnonzero(records["status"] == DONE)
-    columns = {name: column_values(records[used], name, source.schema) for name in source.schema}
+    columns = {name: column_values(records[used], name, schema) for name in schema}
     facts = statistics(records, used, arrays[0])
-    masks = [array.name for array in settings.extra_arrays if array.bitmap_size]
-    if masks:
-        facts["mask_ids"] = {name: mask_ids(records, used, name) for name in masks}
-    if source.classes is not None:
-        facts["class_counts"] = class_counts(columns["label"], len(source.classes))
+    if classes is not None:
+        facts["class_counts"] = class_counts(columns["label"], len(classes))
     return Index(
         path=index_path,
         arrays=tuple(arrays),
@@ -136,9 +124,9 @@ def make_index(
         crc32={
             array.name: np.ascontiguousarray(records[crc32_field(array.name)]) for array in arrays
         },
-        classes=None if source.classes is None else tuple(source.classes),
-        points=tuple(names_of_points(source.schema)),
-        boxes=tuple(names_of_boxes(source.schema)),
+        classes=None if classes is None else tuple(classes),
+        points=tuple(name for name, column in schema.items() if column.points),
+        boxes=tuple(name for name, column in schema.items() if column.boxes),
         categories={name: tuple(texts) for name, texts in source.categories.items()},
         build={
             "memload": __version__,

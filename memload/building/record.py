@@ -10,12 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from memload.building.extra_arrays import ExtraArray
 from memload.errors import BuildError, DecodeError
 from memload.sources.columns import Column
 
 #: What a record's ``status`` may be, besides 0: not converted yet.
 DONE, REJECTED = 1, 2
+
+# What a record's ``remarks`` say of its picture, one bit each. A note counts them in the end.
+#: The picture grew in width or in height.
+ENLARGED = 1
+#: The background shows through its transparent pixels.
+FLATTENED = 2
+#: It had more than 8 bits per channel, which were reduced to 8.
+REDUCED = 4
 
 #: Where a record's ``status`` lies in it.
 STATUS_BYTE = 4
@@ -25,7 +32,7 @@ def record_type(
     channels: int,
     schema: Mapping[str, Column],
     descr: str = "|u1",
-    arrays: Sequence[ExtraArray] = (),
+    arrays: Sequence[str] = (),
 ) -> np.dtype[Any]:
     """Return the type of a record.
 
@@ -33,11 +40,10 @@ def record_type(
         channels: How many channels an image has.
         schema: The columns of the source.
         descr: The element type of the images.
-        arrays: The masks and other arrays beside the images.
+        arrays: The names of the masks and other arrays beside the images.
 
     ``total`` and ``squares`` are sums over the pixels, one per channel. For unsigned integers they
     are exact. For other types, ``squares`` sums the squared differences from the row's own mean.
-    `memload.building.remarks` explains ``remarks``.
     """
     sums = "<u8" if np.dtype(descr).kind == "u" else "<f8"
     fields: list[tuple[Any, ...]] = [
@@ -51,11 +57,7 @@ def record_type(
         ("remarks", "|u1"),
     ]
     for array in arrays:
-        fields += [
-            (crc32_field(array.name), "<u4"),
-            (f"is_missing/{array.name}", "?"),
-            (f"ids/{array.name}", "|u1", (array.bitmap_size,)),
-        ]
+        fields += [(crc32_field(array), "<u4"), (f"is_missing/{array}", "?")]
     fields += [(f"rest/{name}", "<f8") for name in schema if may_be_floats(name, schema)]
     return np.dtype(
         fields + [(f"column/{name}", column.dtype, column.shape) for name, column in schema.items()]
@@ -86,16 +88,6 @@ def column_values(records: np.ndarray, name: str, schema: Mapping[str, Column]) 
         )
     floats: np.ndarray = values + rest
     return floats
-
-
-def names_of_points(schema: Mapping[str, Column]) -> list[str]:
-    """Return the names of the columns of points."""
-    return [name for name, column in schema.items() if column.points]
-
-
-def names_of_boxes(schema: Mapping[str, Column]) -> list[str]:
-    """Return the names of the columns of boxes."""
-    return [name for name, column in schema.items() if column.boxes]
 
 
 def crc32_field(array: str) -> str:
@@ -132,32 +124,30 @@ def set_columns(record: np.void, schema: Mapping[str, Column], columns: Mapping[
     Raises DecodeError if a value cannot be kept.
     """
     for name, column in schema.items():
-        value = columns[name]
-        if np.ma.is_masked(value):
-            raise DecodeError(f"column {name!r}: some values are masked. Fill them")
+        value, field = columns[name], f"column/{name}"
         array = np.asarray(value)
         if array.shape != column.shape:  # NumPy would repeat a single number
             raise DecodeError(
                 f"column {name!r}: its shape is {array.shape} instead of {column.shape}"
             )
-        if array.dtype.kind not in "biuf":
-            raise DecodeError(f"column {name!r}: {array.dtype} is not a type of numbers")
-        field = f"column/{name}"
+        if array.dtype.kind not in "biuf" or np.ma.is_masked(value):
+            raise DecodeError(f"column {name!r}: {array.dtype} is no type of numbers, or masked")
+        if array.dtype.str == column.dtype:
+            record[field] = array
+            continue
         if may_be_floats(name, schema) and array.dtype.kind == "f":
             whole = np.trunc(array) if abs(array) < 2**63 else 0
             record[field], record[f"rest/{name}"] = whole, array - whole
             continue
-        if array.dtype.str == column.dtype:
-            record[field] = array
-            continue
         with np.errstate(invalid="ignore", over="ignore"):  # compared below
             record[field] = array.astype(column.dtype)
-        if np.dtype(column.dtype).kind == "f":
-            is_kept = np.array_equal(np.isfinite(record[field]), np.isfinite(array))
-            if array.dtype.kind in "iu" and column.dtype == "<f8":  # such as ids above 2**53
-                is_kept = np.array_equal(record[field].astype(array.dtype), array)
+        kept = record[field]
+        if np.dtype(column.dtype).kind != "f":
+            is_kept = np.array_equal(kept, array)
+        elif array.dtype.kind in "iu" and column.dtype == "<f8":  # such as ids above 2**53
+            is_kept = np.array_equal(kept.astype(array.dtype), array)
         else:
-            is_kept = np.array_equal(record[field], array)
+            is_kept = np.array_equal(np.isfinite(kept), np.isfinite(array))
         if not is_kept:
             raise DecodeError(
                 f"column {name!r}: {array.tolist()!r:.60} does not fit "

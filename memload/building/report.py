@@ -1,6 +1,5 @@
 """What `memload.build` returns: what a build did, in numbers and in a line."""
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +35,7 @@ class BuildReport:
     dtype: str  #: such as ``uint8``
     num_workers: int
     libraries: Mapping[str, str]  #: what decoded, with versions, as far as it is known
-    converted: int = (
-        0  #: pictures converted by this call; fewer than all if others were done before
-    )
+    converted: int = 0  #: pictures converted by this call, not those that were done before
     seconds: float = 0.0  #: what that took
     notes: Sequence[str] = ()  #: what the source left out, and what was done to pictures
     arrays: Sequence[ArrayReport] = ()  #: the masks and other arrays beside the images
@@ -72,11 +69,7 @@ class BuildReport:
         }
 
     def __repr__(self) -> str:
-        return f"BuildReport({self}, {counted(len(self.notes), 'note')})"
-
-    def _repr_html_(self) -> str:
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return f"<p>{html.escape(str(self))}</p>" + (f"<ul>{notes}</ul>" if notes else "")
+        return "\n".join([str(self), *(f"note: {note}" for note in self.notes)])
 
     def __str__(self) -> str:
         if not self.is_published:

@@ -1,7 +1,5 @@
 """Turns pictures upright and fits them into the stored shape, with masks, points and boxes."""
 
-import math
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -20,31 +18,37 @@ INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 _MAX_RESIZED = 1 << 27
 
 
-@dataclass(frozen=True)
-class Placement:
-    """How an upright picture of size ``source`` is brought to size ``target``.
+class Placement(NamedTuple):
+    """How a picture goes into its row: it is turned upright, resized, and cropped or padded.
 
-    It is resized to ``resized``. Then a window of the target's size is cut out, whose top left
-    corner lies at (``left``, ``top``) in the resized picture. Where the window reaches beyond the
-    picture, a margin remains to be filled. All sizes are (width, height).
+    The upright picture is resized to ``resized``. Then a window of the target's size is cut out,
+    whose top left corner lies at (``left``, ``top``) in the resized picture. Where the window
+    reaches beyond the picture, a margin remains to be filled. All sizes are (width, height).
     """
 
-    source: tuple[int, int]
+    size: tuple[int, int]  #: that of the picture in its file
+    orientation: int  #: the EXIF orientation from which it is turned upright, 1 to 8
     resized: tuple[int, int]
     target: tuple[int, int]
-    left: int
-    top: int
+    left: int = 0
+    top: int = 0
 
     @classmethod
-    def of(cls, source: tuple[int, int], target: tuple[int, int], fit: Fit = "crop") -> "Placement":
-        """Return where a picture of size ``source`` goes in a ``target``; both are (width, height).
+    def of(
+        cls,
+        size: tuple[int, int],
+        target: tuple[int, int],
+        fit: Fit = "crop",
+        orientation: int = 1,
+    ) -> "Placement":
+        """Return where a picture of a size goes in a ``target``; both are (width, height).
 
         ``crop`` covers the target and cuts off the rest evenly. For a square target this is
         torchvision's ``Resize(side)`` and ``CenterCrop(side)``, with the same rounding. ``squash``
         changes the aspect ratio. ``pad`` shows the whole picture with an even margin, as Pillow's
         ``ImageOps.pad`` does.
         """
-        (width, height), (target_width, target_height) = source, target
+        (width, height), (target_width, target_height) = turn_size(size, orientation), target
         is_wider = width * target_height > height * target_width
         resized_width, resized_height = target
         if fit == "crop":  # torchvision truncates the longer side
@@ -59,12 +63,12 @@ class Placement:
                 resized_width = max(1, round(target_height * width / height))
         left = round((resized_width - target_width) / 2)  # half to even, as torchvision does
         top = round((resized_height - target_height) / 2)
-        return cls(source, (resized_width, resized_height), target, left, top)
+        return cls(size, orientation, (resized_width, resized_height), target, left, top)
 
     @property
-    def enlarges(self) -> bool:
-        """Whether the picture grows in width or in height."""
-        return self.resized[0] > self.source[0] or self.resized[1] > self.source[1]
+    def upright(self) -> tuple[int, int]:
+        """The size of the upright picture."""
+        return turn_size(self.size, self.orientation)
 
     @property
     def visible(self) -> tuple[int, int, int, int]:
@@ -76,33 +80,51 @@ class Placement:
             min(self.resized[1], self.top + self.target[1]),
         )
 
-    def points(self, points: np.ndarray) -> np.ndarray:
-        """Move points ``(k, 2)`` of the source to the target.
+    def points(self, points: Any) -> np.ndarray:
+        """Return where points ``(k, 2)`` of the picture in its file are in the target, float64.
 
         A point is x and y in pixels, where (0, 0) is the center of the top left pixel.
         """
-        if self.resized != self.source:  # otherwise, not even a rounding is to change them
-            points = (points + 0.5) * (np.array(self.resized) / np.array(self.source)) - 0.5
+        points = np.asarray(points, np.float64)
+        if self.orientation > 1:
+            turned = _TURNS[self.orientation]
+            points = points[:, ::-1] if turned.swaps else points
+            last = np.array(self.upright) - 1
+            points = np.where([turned.flips_x, turned.flips_y], last - points, points)
+        if self.resized != self.upright:  # otherwise, not even a rounding is to change them
+            points = (points + 0.5) * (np.array(self.resized) / np.array(self.upright)) - 0.5
         return np.asarray(points - np.array([self.left, self.top]))
 
+    def boxes(self, boxes: Any) -> np.ndarray:
+        """Return where boxes ``(k, 4)`` of the picture in its file are in the target, float32.
 
-def place_mask(mask: np.ndarray, orientation: int, placement: Placement, fill: int) -> np.ndarray:
-    """Return a mask ``(H, W)`` where its picture went, contiguous and of the same dtype.
+        A box has the edges x1, y1, x2, y2, so that the whole picture is (0, 0, width, height).
+        Boxes are clipped. Those of which nothing is left are NaN, as are those with NaN.
+        """
+        corners = self.points(np.asarray(boxes, np.float64).reshape(-1, 2) - 0.5) + 0.5
+        corners = np.sort(corners.reshape(-1, 2, 2), axis=1).clip(0, self.target)
+        moved: np.ndarray = corners.reshape(-1, 4).astype(np.float32)
+        is_empty = ~np.less(moved[:, :2], moved[:, 2:]).all(axis=1)  # so are those with NaN
+        moved[is_empty] = np.nan
+        return moved
 
-    ``mask`` is as stored beside a picture of this EXIF orientation. Each id of the result is the
-    nearest one of the mask, see `nearest`, or ``fill`` beyond the picture.
-    """
-    left, top, right, bottom = placement.visible
-    columns = nearest(placement.source[0], placement.resized[0], left, right)
-    rows = nearest(placement.source[1], placement.resized[1], top, bottom)
-    visible = turn_mask(mask, orientation).take(rows, axis=0).take(columns, axis=1)
-    width, height = placement.target
-    if visible.shape == (height, width):
-        return visible
-    padded = np.full((height, width), fill, mask.dtype)
-    x, y = max(0, -placement.left), max(0, -placement.top)
-    padded[y : y + bottom - top, x : x + right - left] = visible
-    return padded
+    def mask(self, mask: np.ndarray, fill: int) -> np.ndarray:
+        """Return a mask ``(H, W)`` of the picture in its file where its picture went, contiguous.
+
+        Each id of the result is the nearest one of the mask, see `nearest`, or ``fill`` beyond the
+        picture.
+        """
+        left, top, right, bottom = self.visible
+        columns = nearest(self.upright[0], self.resized[0], left, right)
+        rows = nearest(self.upright[1], self.resized[1], top, bottom)
+        visible = turn_mask(mask, self.orientation).take(rows, axis=0).take(columns, axis=1)
+        width, height = self.target
+        if visible.shape == (height, width):
+            return visible
+        padded = np.full((height, width), fill, mask.dtype)
+        x, y = max(0, -self.left), max(0, -self.top)
+        padded[y : y + bottom - top, x : x + right - left] = visible
+        return padded
 
 
 def nearest(length: int, resized: int, start: int, stop: int) -> np.ndarray:
@@ -115,60 +137,27 @@ def nearest(length: int, resized: int, start: int, stop: int) -> np.ndarray:
     return (2 * np.arange(start, stop) + 1) * length // (2 * resized)
 
 
-def move_boxes(
-    boxes: np.ndarray, size: tuple[int, int], orientation: int, placement: Placement
-) -> np.ndarray:
-    """Return where boxes ``(k, 4)`` of a picture as stored are in the target, float32 ``(k, 4)``.
-
-    A box has the edges x1, y1, x2, y2, so that the whole picture is (0, 0, width, height). Boxes
-    are clipped. Those of which nothing is left are NaN, as are those with NaN.
-    """
-    corners = np.asarray(boxes, np.float64).reshape(-1, 2) - 0.5  # as points
-    corners = placement.points(turn_points(corners, size, orientation)) + 0.5
-    corners = np.sort(corners.reshape(-1, 2, 2), axis=1).clip(0, placement.target)
-    moved: np.ndarray = corners.reshape(-1, 4).astype(np.float32)
-    is_empty = ~np.less(moved[:, :2], moved[:, 2:]).all(axis=1)  # so are those with NaN
-    moved[is_empty] = np.nan
-    return moved
-
-
 def resize(
     image: Image.Image,
     placement: Placement,
-    *,
     interpolation: Interpolation = "bilinear",
     fill: tuple[int, ...] = (0, 0, 0),
 ) -> Image.Image:
     """Return an upright picture in mode L, RGB or F at the placement's target size.
 
     ``fill`` is the color (R, G, B) of a margin. Mode F is for gray of 16 bits: white is 65,535.
-    ``image`` may be smaller than the source, since a decoder may have scaled it down.
+    ``image`` may be smaller than the upright picture, since a decoder may have scaled it down.
 
     Pixels are those of Pillow's ``resize`` of the whole picture, then cropped or padded, to the
     bit. Raises DecodeError for an extreme strip, which would take gigabytes.
     """
-    if math.prod(placement.resized) > max(_MAX_RESIZED, 8 * math.prod(placement.target)):
-        width, height = placement.source
+    (width, height), target = placement.resized, placement.target
+    if width * height > max(_MAX_RESIZED, 8 * target[0] * target[1]):
         raise DecodeError(
-            f"its sides are too unlike ({width:,}×{height:,}) to cover the stored size. Use --fit "
-            "pad or squash"
+            "its sides are too unlike ({:,}×{:,}) to cover the stored size. Use --fit pad or "
+            "squash".format(*placement.upright)
         )
-    image = _resize_whole(image, placement, Image.Resampling[interpolation.upper()])
-    if image.size == placement.target:
-        return image
-    color: Any = fill
-    if image.mode != "RGB":
-        color = fill[0] * (257 if image.mode == "F" else 1)
-    padded = Image.new(image.mode, placement.target, color)
-    padded.paste(image, (max(0, -placement.left), max(0, -placement.top)))
-    return padded
-
-
-def _resize_whole(
-    image: Image.Image, placement: Placement, resample: Image.Resampling
-) -> Image.Image:
-    """Resize the whole picture, and return the part that is visible."""
-    width, height = placement.resized
+    resample = Image.Resampling[interpolation.upper()]
     left, top, right, bottom = placement.visible
     if right - left < width and image.width >= image.height:
         # Pillow resizes a picture that is wider than high along its rows, rounds, and then resizes
@@ -178,8 +167,16 @@ def _resize_whole(
         image = image.crop((left, 0, right, image.height))
         left, right, width = 0, right - left, right - left
     image = image.resize((width, height), resample)
-    visible = (left, top, right, bottom)
-    return image if visible == (0, 0, width, height) else image.crop(visible)
+    if (left, top, right, bottom) != (0, 0, width, height):
+        image = image.crop((left, top, right, bottom))
+    if image.size == target:
+        return image
+    color: Any = fill
+    if image.mode != "RGB":
+        color = fill[0] * (257 if image.mode == "F" else 1)
+    padded = Image.new(image.mode, target, color)
+    padded.paste(image, (max(0, -placement.left), max(0, -placement.top)))
+    return padded
 
 
 class _Turn(NamedTuple):
@@ -220,12 +217,3 @@ def turn_mask(mask: np.ndarray, orientation: int) -> np.ndarray:
 def turn_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     """Return the (width, height) that `turn` gives a picture of this size."""
     return size[::-1] if orientation >= 5 else size
-
-
-def turn_points(points: np.ndarray, size: tuple[int, int], orientation: int) -> np.ndarray:
-    """Move points ``(k, 2)`` as `turn` moves the pixels of a picture of this size."""
-    if orientation == 1:
-        return points
-    turned, last = _TURNS[orientation], np.array(turn_size(size, orientation)) - 1
-    points = points[:, ::-1] if turned.swaps else points
-    return np.where([turned.flips_x, turned.flips_y], last - points, points)

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
@@ -12,11 +11,7 @@ from PIL import Image
 
 from memload.building.conversion import Conversion
 from memload.building.pool import Chunk, NoteRow, look_at, run
-from memload.building.record import (
-    DONE,
-    REJECTED,
-    crc32_field,
-)
+from memload.building.record import DONE, REJECTED
 from memload.building.shard import Shard, ShardWriter
 from memload.errors import BuildError
 from memload.sources.samples import Record, Source
@@ -40,13 +35,10 @@ class ChunkResult(NamedTuple):
 def convert_rows(conversion: Conversion, shard: Shard) -> Iterator[tuple[Chunk, ChunkResult]]:
     """Convert the rows of a shard that are not done. Yields each chunk when it is done."""
     Image.preinit()  # or else each worker would load Pillow's formats, for each shard anew
-    results = run(
-        functools.partial(ConvertRows, conversion, shard),
-        chunks_of(conversion.source, shard.start, shard.stop, conversion.num_workers),
-        num_workers=conversion.num_workers,
-        timeout=conversion.timeout,
-    )
-    with closing(results):
+    num_workers, work = conversion.num_workers, ConvertRows(conversion, shard)
+    chunks = chunks_of(conversion.source, shard.start, shard.stop, num_workers)
+    results = run(work, chunks, num_workers=num_workers, timeout=conversion.timeout)
+    with closing(work), closing(results):
         yield from results
 
 
@@ -71,51 +63,50 @@ def chunks_of(source: Source, start: int, stop: int, num_workers: int) -> Iterat
 
 
 class ConvertRows:
-    """The work of `convert_rows`. It is made in the worker."""
+    """The work of `convert_rows`. Each worker opens the files of the shard for itself."""
 
     def __init__(self, conversion: Conversion, shard: Shard) -> None:
         self.conversion, self.shard = conversion, shard
-        self.files = ShardWriter(shard)
-        if conversion.num_workers and not conversion.prints:  # libtiff prints every fault of a file
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        self.files: ShardWriter | None = None
 
     def close(self) -> None:
         """Close the files of the shard."""
-        self.files.close()
+        if self.files is not None:
+            self.files.close()
 
     def __call__(self, chunk: Chunk, note_row: NoteRow) -> ChunkResult:
         """Convert those rows of a chunk that are not done."""
-        records = self.files.read_records(chunk.start, chunk.stop)
+        if self.files is None:
+            self.files = ShardWriter(self.shard)
+            if self.conversion.num_workers and self.conversion.is_of_files:
+                # libtiff prints every fault of a file. Code of the user's may print.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        files = self.files
+        records = files.read_records(chunk.start, chunk.stop)
         rows = []
-        for row in range(chunk.start, chunk.stop):
+        for row, record in zip(range(chunk.start, chunk.stop), records, strict=True):
             note_row(row)
-            if not self._is_done(row, records[row - chunk.start]):
+            if not (record["status"] == DONE and files.has_pixels(row, record)):
                 rows.append(row)
         samples = self._read_together(chunk, rows, note_row)
         rejects = []
         for row in rows:
             note_row(row)
-            record = np.zeros(1, records.dtype)[0]
-            contents: list[bytes | memoryview] = []
+            records[row - chunk.start] = 0
+            record = records[row - chunk.start]
+            contents: Sequence[np.ndarray] = ()
             reason = chunk.lost.get(row, "")
             if not reason:
                 contents, reason = self.conversion.convert(row, record, samples.pop(row, None))
             if reason:
                 rejects.append((row, reason))
-                self._reject(row, record, reason)
+                record["status"] = REJECTED
+                files.reject_row(row, record, reason)
             else:
-                self.files.write_row(row, contents)
-            records[row - chunk.start] = record
+                files.write_row(row, contents)
         if rows:
-            self.files.write_records(chunk.start, records)
+            files.write_records(chunk.start, records)
         return ChunkResult(len(rows), rejects)
-
-    def _is_done(self, row: int, record: np.void) -> bool:
-        """Say whether a row was converted, and its pixels are as they were then."""
-        return record["status"] == DONE and all(
-            zlib.crc32(self.files.read_row(row, number)) == record[crc32_field(array.name)]
-            for number, array in enumerate(self.shard.arrays)
-        )
 
     def _read_together(
         self, chunk: Chunk, rows: list[int], note_row: NoteRow
@@ -135,31 +126,20 @@ class ConvertRows:
         except self.conversion.sample_errors:
             return {}
 
-    def _reject(self, row: int, record: np.void, reason: str) -> None:
-        """Keep the reason, and make the row all zeros: a killed worker may have written it."""
-        record["status"] = REJECTED
-        for array in self.shard.arrays:
-            record[crc32_field(array.name)] = zlib.crc32(bytes(array.row_bytes))
-        self.files.blank_row(row)
-        self.files.write_reason(row, reason)
-
 
 def compare_rows(conversion: Conversion, shards: Sequence[Shard]) -> str:
     """Convert up to eight finished rows again. Returns what is different, or nothing.
 
     That shows if the source, memload or a library is another one than when the rows were converted.
     """
-    begun = [shard for shard in shards if shard.is_done or shard.journal.exists()]
-    chosen = [begun[number] for number in _spread(len(begun))]
     before: dict[int, np.void] = {}
-    for shard in chosen:
+    for shard in shards:
         records = shard.records()
         done = np.flatnonzero(records["status"] == DONE)
-        for position in done[_spread(len(done))[: -(-_COMPARED_ROWS // len(chosen))]].tolist():
-            before[shard.start + position] = records[position]
+        before |= {shard.start + row: records[row] for row in _spread(done.tolist())}
     looks = look_at(
         functools.partial(_difference, conversion, before),
-        before,
+        _spread([*before]),
         num_workers=conversion.num_workers,
         timeout=conversion.timeout,
     )
@@ -170,9 +150,10 @@ def compare_rows(conversion: Conversion, shards: Sequence[Shard]) -> str:
     return ""
 
 
-def _spread(count: int) -> np.ndarray:
-    """Return up to eight positions among ``count``, evenly spread."""
-    return np.linspace(0, count - 1, min(_COMPARED_ROWS, count)).round().astype(int)
+def _spread(rows: list[int]) -> list[int]:
+    """Return up to eight rows, evenly spread."""
+    positions = np.linspace(0, len(rows) - 1, min(_COMPARED_ROWS, len(rows)))
+    return [rows[position] for position in positions.round().astype(int).tolist()]
 
 
 def _difference(conversion: Conversion, before: Mapping[int, np.void], row: int) -> str:
@@ -182,10 +163,7 @@ def _difference(conversion: Conversion, before: Mapping[int, np.void], row: int)
     _, reason = conversion.convert(row, record)
     if reason:
         return f"could be used, and now cannot: {reason:.200}"
-    record["check"] = old["check"]
-    other = [
-        name for name in old.dtype.names or () if old[name].tobytes() != record[name].tobytes()
-    ]
-    if "crc32" in other:
+    if old["crc32"] != record["crc32"]:
         return "has other pixels"
-    return f"has another {other[0].rpartition('/')[2]!r}" if other else ""
+    record["check"] = old["check"]
+    return "" if old.tobytes() == record.tobytes() else "has other columns, masks or arrays"

@@ -14,7 +14,8 @@ name of the journal is all that says that a shard is done.
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from memload.building.record import DONE, REJECTED, are_intact, crc32_field, sign
+from memload.building.record import REJECTED, are_intact, crc32_field, sign
 from memload.storage.format import HEADER_BYTES, array_path, npy_header, seal_of, shard_names
 from memload.storage.index import Array, sync
 from memload.storage.index import Shard as ShardFile
@@ -31,34 +32,37 @@ from memload.storage.index import Shard as ShardFile
 PLAN = "plan.json"
 
 _REASON_BYTES = 4000
-_NO_LINKS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def rows_per_shard(arrays: Sequence[Array], shard_size: int | None, rows: int) -> int:
-    """Return how many of ``rows`` a shard has, so that no file is larger than ``shard_size`` bytes.
+def in_shards(
+    arrays: Sequence[Array], output: Path, rows: int, shard_size: int | None
+) -> list[Array]:
+    """Return arrays of so many rows with the files of an output, of at most ``shard_size`` bytes.
 
-    Without a limit, all. Raises ValueError if a shard has no room for one row.
+    Without a limit, each has one. All are split at the same rows. Raises ValueError if a file has
+    no room for one row.
     """
-    if shard_size is None:
-        return rows
-    largest = max(arrays, key=lambda array: array.row_bytes)
-    found = (shard_size - HEADER_BYTES) // largest.row_bytes
-    if found < 1:
+    limit, largest = rows, max(arrays, key=lambda array: array.row_bytes)
+    if shard_size is not None:
+        limit = min(rows, (shard_size - HEADER_BYTES) // largest.row_bytes)
+    if limit < 1:
         raise ValueError(
-            f"shard_size: {shard_size:,} bytes are too few, as a shard with one row"
-            f"{'' if largest.name == 'image' else f' of {largest.name!r}'} has "
-            f"{HEADER_BYTES + largest.row_bytes:,}."
+            f"shard_size: {shard_size:,} bytes are too few: a shard with one row of "
+            f"{largest.name!r} has {HEADER_BYTES + largest.row_bytes:,}."
         )
-    return min(found, rows)
-
-
-def with_shards(array: Array, output: Path, rows: int, limit: int) -> Array:
-    """Return an array of so many rows, in shards of at most ``limit`` rows, of an output."""
-    shards = []
-    for number, name in enumerate(shard_names(array_path(output, array.name), -(-rows // limit))):
-        held = min(limit, rows - number * limit)
-        shards.append(ShardFile(name, held, HEADER_BYTES + held * array.row_bytes))
-    return replace(array, shards=tuple(shards))
+    held = [min(limit, rows - start) for start in range(0, rows, limit)]
+    return [
+        replace(
+            array,
+            shards=tuple(
+                ShardFile(name, count, HEADER_BYTES + count * array.row_bytes)
+                for name, count in zip(
+                    shard_names(array_path(output, array.name), len(held)), held, strict=True
+                )
+            ),
+        )
+        for array in arrays
+    ]
 
 
 class Shard:
@@ -95,39 +99,37 @@ class Shard:
         Another process is waited for until the deadline, a time of the monotonic clock. Forked
         workers keep the lock until they have ended, too.
         """
-        while True:
-            if self.is_done or not (self.folder / PLAN).exists():  # … or it was published
-                yield False
-                return
-            # Write-only, because workers reopen readable files, and a reopened one would not hold
-            # the lock.
-            descriptor = os.open(self.journal, os.O_WRONLY | os.O_CREAT | _NO_LINKS, 0o666)
-            try:
-                if not _lock(descriptor, deadline):
-                    yield False
-                    return
-                if self.is_done or not _is_open_file(descriptor, self.journal):
-                    continue  # whoever had the lock has finished the shard, or began it again
+        if self.is_done or not (self.folder / PLAN).exists():  # … or it was published
+            yield False
+            return
+        # Write-only, because workers reopen readable files, and a reopened one would not hold the
+        # lock.
+        descriptor = os.open(self.journal, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            # Whoever had the lock may have renamed the journal, or removed it.
+            is_ours = _lock(descriptor, deadline) and _is_open_file(descriptor, self.journal)
+            if is_ours:
                 self._create()
-                yield True
-                return
-            finally:
-                os.close(descriptor)
+            yield is_ours
+        finally:
+            os.close(descriptor)
 
     def _create(self) -> None:
         """Make all files at their full size. Rows that are there stay, and the rest are holes."""
+        self._write_headers({})
         for array in self.arrays:
-            self._write_header(array, "")
             os.truncate(self.folder / array.shards[0].file, array.shards[0].bytes)
         os.truncate(self.journal, self.rows * self.dtype.itemsize)
 
-    def _write_header(self, array: Array, seal: str) -> None:
-        path = self.folder / array.shards[0].file
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o666)
-        try:
-            _write(descriptor, npy_header(array.descr, (self.rows, *array.shape), seal), 0)
-        finally:
-            os.close(descriptor)
+    def _write_headers(self, seals: Mapping[str, str]) -> None:
+        for array in self.arrays:
+            header = npy_header(array.descr, (self.rows, *array.shape), seals.get(array.name, ""))
+            file = self.folder / array.shards[0].file
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                _write(descriptor, header, 0)
+            finally:
+                os.close(descriptor)
 
     def records(self) -> np.ndarray:
         """Return the records of all rows. Those that are not intact have the status 0."""
@@ -139,17 +141,12 @@ class Shard:
             records["status"][~are_intact(records, self.seed)] = 0
         return records
 
-    def count_done(self) -> int:
-        """Return how many rows were converted."""
-        return int(np.count_nonzero(self.records()["status"] == DONE))
-
     def reasons(self) -> dict[int, str]:
         """Return why rows were rejected."""
-        if not self.reasons_path.exists():
-            return {}
+        rejected = np.flatnonzero(self.records()["status"] == REJECTED)
         reasons = {}
-        with self.reasons_path.open("rb") as file:
-            for row in np.flatnonzero(self.records()["status"] == REJECTED).tolist():
+        with self.reasons_path.open("a+b") as file:
+            for row in rejected.tolist():
                 file.seek(row * _REASON_BYTES)
                 text = file.read(_REASON_BYTES).rstrip(b"\0")
                 reasons[self.start + row] = text.decode(errors="ignore")
@@ -158,12 +155,12 @@ class Shard:
     def finish(self) -> None:
         """Put everything on the disk. Then the journal gets the name that says that it is done."""
         records = self.records()
-        for array in self.arrays:
-            self._write_header(array, seal_of(records[crc32_field(array.name)]))
-            sync(self.folder / array.shards[0].file)
-        sync(self.journal)
-        if self.reasons_path.exists():
-            sync(self.reasons_path)
+        self._write_headers(
+            {array.name: seal_of(records[crc32_field(array.name)]) for array in self.arrays}
+        )
+        pixels = [self.folder / array.shards[0].file for array in self.arrays]
+        for path in (*pixels, self.journal, self.reasons_path):
+            sync(path)
         self.journal.rename(self.done)
         sync(self.folder)
 
@@ -219,32 +216,39 @@ class ShardWriter:
 
     def __init__(self, shard: Shard) -> None:
         self._shard, self._size = shard, shard.dtype.itemsize
-        files = [shard.folder / array.shards[0].file for array in shard.arrays]
-        self._pixels = [os.open(file, os.O_RDWR | _NO_LINKS) for file in files]
-        self._journal = os.open(shard.journal, os.O_RDWR | _NO_LINKS)
-        self._reasons: int | None = None
+        pixels = [shard.folder / array.shards[0].file for array in shard.arrays]
+        paths = [*pixels, shard.journal, shard.reasons_path]
+        self._files = [os.open(path, os.O_RDWR | os.O_CREAT, 0o666) for path in paths]
+        *self._pixels, self._journal, self._reasons = self._files
 
     def close(self) -> None:
         """Close the files."""
-        for descriptor in (*self._pixels, self._journal, self._reasons):
-            if descriptor is not None:
-                os.close(descriptor)
+        for descriptor in self._files:
+            os.close(descriptor)
 
-    def read_row(self, row: int, array: int) -> bytes:
-        """Return the bytes of a row of the array with this number."""
-        size = self._shard.arrays[array].row_bytes
-        return os.pread(self._pixels[array], size, self._offset(row, size))
+    def has_pixels(self, row: int, record: np.void) -> bool:
+        """Say whether the row of each array has the checksum that a record says."""
+        for descriptor, array in zip(self._pixels, self._shard.arrays, strict=True):
+            content = os.pread(descriptor, array.row_bytes, self._offset(row, array.row_bytes))
+            if zlib.crc32(content) != record[crc32_field(array.name)]:
+                return False
+        return True
 
-    def write_row(self, row: int, contents: Sequence[bytes | memoryview]) -> None:
+    def write_row(self, row: int, contents: Sequence[np.ndarray]) -> None:
         """Write a row of each array."""
         for descriptor, content in zip(self._pixels, contents, strict=True):
-            _write(descriptor, content, self._offset(row, len(content)))
+            _write(descriptor, content.data, self._offset(row, content.nbytes))
 
-    def blank_row(self, row: int) -> None:
-        """Make a row of each array all zeros. If it is a hole in the file, it stays one."""
-        blanks = [bytes(array.row_bytes) for array in self._shard.arrays]
-        if any(self.read_row(row, number) != blank for number, blank in enumerate(blanks)):
+    def reject_row(self, row: int, record: np.void, reason: str) -> None:
+        """Make a row all zeros, which a killed worker may have written, and keep the reason."""
+        blanks = [np.zeros(array.row_bytes, np.uint8) for array in self._shard.arrays]
+        for array, blank in zip(self._shard.arrays, blanks, strict=True):
+            record[crc32_field(array.name)] = zlib.crc32(blank.data)
+        if not self.has_pixels(row, record):  # a hole in the file stays one
             self.write_row(row, blanks)
+        text = reason.encode("utf-8", "backslashreplace")[:_REASON_BYTES]
+        offset = (row - self._shard.start) * _REASON_BYTES
+        _write(self._reasons, text.ljust(_REASON_BYTES, b"\0"), offset)
 
     def read_records(self, start: int, stop: int) -> np.ndarray:
         """Return the records of some rows. Those that are not intact have the status 0."""
@@ -259,22 +263,12 @@ class ShardWriter:
         sign(records, self._shard.seed)
         _write(self._journal, records.tobytes(), (start - self._shard.start) * self._size)
 
-    def write_reason(self, row: int, reason: str) -> None:
-        """Keep why a row was rejected."""
-        if self._reasons is None:
-            path = self._shard.reasons_path
-            self._reasons = os.open(path, os.O_WRONLY | os.O_CREAT | _NO_LINKS, 0o666)
-        text = reason.encode("utf-8", "backslashreplace")[:_REASON_BYTES].ljust(
-            _REASON_BYTES, b"\0"
-        )
-        _write(self._reasons, text, (row - self._shard.start) * _REASON_BYTES)
-
     def _offset(self, row: int, size: int) -> int:
         return HEADER_BYTES + (row - self._shard.start) * size
 
 
 def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
+    view = memoryview(data).cast("B")
     while view:  # a full disk or a signal may cut a write short; the next one then tells the error
         written = os.pwrite(descriptor, view, offset)
         view, offset = view[written:], offset + written

@@ -3,17 +3,14 @@
 Everything comes from the records, so it is the same after an interruption.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from memload.building.extra_arrays import ExtraArray
-from memload.building.record import DONE, REJECTED, names_of_boxes
-from memload.building.remarks import ENLARGED, FLATTENED, REDUCED
+from memload.building.record import DONE, ENLARGED, FLATTENED, REDUCED, REJECTED
+from memload.building.settings import Settings
 from memload.sources.columns import Column
 from memload.storage.index import Array
 from memload.storage.keys import Keys
@@ -42,13 +39,6 @@ def moments(totals: np.ndarray, squares: np.ndarray, array: Array) -> dict[str, 
     if dtype.kind == "u":
         return _moments_of_pixels(totals, squares, pixels, int(np.iinfo(dtype).max))
     return _moments_of_measurements(totals, squares, pixels)
-
-
-def mask_ids(records: np.ndarray, used: np.ndarray, name: str) -> list[int]:
-    """Return the ids that occur in a mask of uint8, sorted. ``name`` is that of its array."""
-    bits = np.bitwise_or.reduce(records[f"ids/{name}"][used], axis=0)
-    ids: list[int] = np.flatnonzero(np.unpackbits(bits)).tolist()
-    return ids
 
 
 def _moments_of_pixels(
@@ -88,46 +78,34 @@ def _moments_of_measurements(
 # ------------------------------------------------------------------------------------------- notes
 
 
-def picture_notes(records: np.ndarray, size: tuple[int, int], background: str) -> Iterator[str]:
-    """Yield notes on what was done to pictures that are stored with ``size`` (H, W)."""
+def notes_on(
+    records: np.ndarray, settings: Settings, schema: Mapping[str, Column], keys: Keys
+) -> Iterator[str]:
+    """Yield notes on what was done to pictures, on boxes and masks that look wrong, and on gaps."""
     used = records[records["status"] == DONE]
-    count_of = {
-        bit: np.count_nonzero(used["remarks"] & bit) for bit in (ENLARGED, FLATTENED, REDUCED)
-    }
-    height, width = size
+    height, width = settings.size
     texts = {
         ENLARGED: f"were smaller than {height}×{width} and were enlarged (--size sets the stored "
         "size)",
-        FLATTENED: f"have transparent pixels, which are {background} now",
+        FLATTENED: f"have transparent pixels, which are {settings.background} now",
         REDUCED: "have up to 16 bits and were reduced to 8. Use --mode 'I;16' to keep gray ones",
     }
     for bit, text in texts.items():
-        if count_of[bit]:
-            yield f"{count_of[bit]:,} of {len(used):,} pictures {text}"
-
-
-def box_notes(
-    records: np.ndarray, schema: Mapping[str, Column], size: tuple[int, int]
-) -> Iterator[str]:
-    """Yield a note for boxes that seem to be fractions. ``size`` (H, W) is that of the images."""
-    for name in names_of_boxes(schema):
-        boxes = records[f"column/{name}"][records["status"] == DONE].reshape(-1, 4)
+        if count := np.count_nonzero(used["remarks"] & bit):
+            yield f"{count:,} of {len(used):,} pictures {text}"
+    for name in (name for name, column in schema.items() if column.boxes):
+        boxes = used[f"column/{name}"].reshape(-1, 4)
         sides = (boxes[:, 2:] - boxes[:, :2])[~np.isnan(boxes).any(axis=1)]
-        if len(boxes) and (sides <= _LEAST_SHARE * np.array(size[::-1])).all():
+        if len(boxes) and (sides <= _LEAST_SHARE * np.array([width, height])).all():
             yield (
                 f"no box of {name!r} is larger than {_LEAST_SHARE:.0%} of its picture. Boxes are "
                 "in pixels of the image's file: multiply fractions by its width and height"
             )
-
-
-def array_notes(records: np.ndarray, arrays: Sequence[ExtraArray], keys: Keys) -> Iterator[str]:
-    """Yield notes on samples without a mask or another array, and on masks of black and white."""
-    used = np.flatnonzero(records["status"] == DONE)
-    for array in arrays:
-        if array.bitmap_size and mask_ids(records, used, array.name) == [0, 255]:
+    for array in settings.extra_arrays:
+        if array.is_black_and_white:
             yield (
-                f"{array.name} has only the ids 0 and 255, and 255 usually does not count "
-                "(ignore_index=255). If it is the foreground, store 1 instead"
+                f"the first {array.name} has only the ids 0 and 255, and 255 usually does not "
+                "count (ignore_index=255). If it is the foreground, store 1 instead"
             )
         outcomes = {DONE: f"now {array.missing_id} everywhere", REJECTED: "left out"}
         for status, outcome in outcomes.items():
@@ -135,9 +113,8 @@ def array_notes(records: np.ndarray, arrays: Sequence[ExtraArray], keys: Keys) -
             rows = np.flatnonzero(is_missing)
             if len(rows):
                 shown = listed(keys.take(rows[:4]), 3)
-                count = f"{len(rows):,} of {len(records):,} samples"
-                verb = "has" if len(rows) == 1 else "have"
-                yield f"{count} {verb} no {array.name} ({outcome}): {shown}"
+                share = f"{len(rows):,} of {len(records):,} samples"
+                yield f"{share} have no {array.name} ({outcome}): {shown}"
 
 
 # ----------------------------------------------------------------------------------------- rejects
@@ -146,37 +123,29 @@ def array_notes(records: np.ndarray, arrays: Sequence[ExtraArray], keys: Keys) -
 _VARYING = re.compile(r"\d[\d,.]*|'[^']*'|\"[^\"]*\"")
 
 
-class RejectLimit:
-    """How many samples may be rejected: a share such as ``"10%"`` or ``0.1``, or a count.
+def allowed_rejects(limit: int | float | str, total: int) -> int:
+    """Return how many of ``total`` samples may be rejected: a share of them, or a count.
 
-    Raises ValueError for anything else. An integer is a count.
+    A share is such as ``"10%"`` or ``0.1``, and an integer is a count. Raises ValueError for
+    anything else.
+
+    >>> allowed_rejects("10%", 200), allowed_rejects(0.5, 200), allowed_rejects(7, 200)
+    (20, 100, 7)
     """
-
-    def __init__(self, limit: int | float | str) -> None:
-        text = str(limit).strip()
-        self._is_share = isinstance(limit, float) or text.endswith("%")
-        try:
-            self._number = Fraction(text.rstrip("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            self._number = Fraction(-1)
-        is_possible = self._number <= 1 if self._is_share else self._number.denominator == 1
-        if self._number < 0 or not is_possible:
-            raise ValueError(
-                f"max_rejects: {limit!r} is neither a share such as '10%', up to '100%', nor a "
-                "count such as 20."
-            )
-
-    def __str__(self) -> str:
-        return f"{float(100 * self._number):g}%" if self._is_share else f"{self._number}"
-
-    @property
-    def is_none(self) -> bool:
-        """Whether no sample may be rejected."""
-        return not self._number
-
-    def allows(self, rejected: int, total: int) -> bool:
-        """Say whether so many of ``total`` samples may be rejected."""
-        return rejected <= self._number * (total if self._is_share else 1)
+    text = str(limit).strip()
+    try:
+        if text.endswith("%") or isinstance(limit, float):
+            share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+            if 0 <= share <= 1:
+                return int(round(share * total, 6))  # 29 % of 100 are not 28.999…
+        elif int(text) >= 0:
+            return int(text)
+    except ValueError:
+        pass
+    raise ValueError(
+        f"max_rejects: {limit!r} is neither a share such as '10%', up to '100%', nor a count such "
+        "as 20."
+    )
 
 
 def frequent_reasons(reasons: Mapping[int, str], keys: Sequence[str]) -> str:
@@ -193,8 +162,3 @@ def frequent_reasons(reasons: Mapping[int, str], keys: Sequence[str]) -> str:
         f"{len(rows):,} × {reasons[rows[0]].removesuffix('.'):.200} (such as {keys[rows[0]]})"
         for rows in frequent
     )
-
-
-def sufficient_limit(rejected: int, total: int) -> str:
-    """Return the share, in whole percent, with which so many rejected samples are allowed."""
-    return f"{math.ceil(Fraction(100 * rejected, total))}%"

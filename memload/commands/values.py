@@ -66,10 +66,10 @@ def part(text: str) -> tuple[int, int]:
 
 def reject_limit(text: str) -> str:
     """Check the value of ``--max-rejects``."""
-    from memload.building.summary import RejectLimit
+    from memload.building.summary import allowed_rejects
 
     try:
-        RejectLimit(text)
+        allowed_rejects(text, 1)
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is neither a share such as 50% nor a count such as 20."

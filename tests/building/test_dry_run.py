@@ -53,14 +53,6 @@ def test_a_dry_run_heeds_the_options_as_the_build_does(images):
         memload.dry_run(images, output, **options | {"shard_size": 4100})
 
 
-def test_a_dry_run_of_new_samples_takes_their_size(images):
-    old, output = images.with_name("old.bin"), images.with_name("out.bin")
-    memload.build(images, old, size=(4, 6), mode="L", num_workers=0)
-    (images / "cat" / "0.png").rename(images / "cat" / "new.png")
-    found = memload.dry_run(images, output, new_to=old, num_workers=0)
-    assert (found.samples, found.shape) == (1, (4, 6, 1))
-
-
 def test_a_dry_run_of_arrays_and_of_a_data_set_in_python_stores_them_as_they_are(tmp_path):
     class Numbers:
         def __len__(self):

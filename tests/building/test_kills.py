@@ -81,22 +81,6 @@ def test_killed_before_each_change_to_the_disk_it_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_with_workers_it_goes_on_to_the_same_bytes(drill, place, expected):
-    chance = random.Random(1)
-    for _ in range(8):
-        shutil.rmtree(place)
-        place.mkdir()
-        while not (place / "out.idx").exists():
-            pid = drill.fork(functools.partial(build, drill, place, num_workers=2))
-            time.sleep(chance.uniform(0.03, 0.5))
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            if chance.random() < 0.3 and not (place / "out.idx").exists():
-                build(drill, place, num_workers=chance.choice([0, 1, 3]))
-        assert drill.files(place) == expected
-
-
-@pytest.mark.slow
 def test_parts_that_are_killed_while_others_run_end_with_the_same_bytes(drill, place, expected):
     chance = random.Random(2)
 

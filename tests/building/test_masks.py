@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, features
+from PIL import Image
 
 from memload.building.extra_arrays import ExtraArray
-from memload.building.resizing import FITS, Placement, nearest, place_mask, turn
-from memload.building.settings import ArraySettings, Settings
+from memload.building.resizing import FITS, Placement, nearest, turn
+from memload.building.settings import Settings
 from memload.errors import DecodeError
 from memload.sources.samples import Record
-
-ORIENTED = ["JPEG", "PNG", "WEBP", "TIFF", *(["AVIF"] if features.check("avif") else [])]
 
 
 def noise(width, height, seed=0, high=256):
@@ -120,32 +118,12 @@ def test_ids_follow_an_image_that_shows_them(orientation, fit, fast):
     assert np.mean(pixels == mask) > 0.9  # Pillow takes either one of two equally near pixels
 
 
-@pytest.mark.parametrize("format", ORIENTED)
-def test_orientations_of_all_formats_turn_masks(format):
-    image = encode(Image.new("RGB", (40, 20)), format, exif=exif(6))
-    ids = noise(40, 20)
-    found = converted(image, ids, size=(40, 20), fit="squash")
-    assert np.array_equal(found, np.rot90(ids, -1))
-
-
-def test_a_mask_stays_as_it_is_where_the_orientation_is_ignored():
-    ids = noise(40, 20)
-    image = encode(Image.new("RGB", (40, 20)), "JPEG", exif=exif(6))
-    assert np.array_equal(converted(image, ids, size=(20, 40), exif=False), ids)
-
-
 def test_the_orientation_of_a_mask_itself_is_ignored():
     ids = noise(16, 12)
     for orientation in range(1, 9):
         mask = encode(ids, exif=exif(orientation))
         found = converted(Image.new("RGB", (16, 12)), mask, size=(12, 16))
         assert np.array_equal(found, ids), orientation
-
-
-def test_a_mask_of_a_jpeg_that_is_decoded_smaller_goes_to_the_same_place():
-    ids = noise(640, 480)
-    image = encode(Image.new("RGB", (640, 480)), "JPEG")
-    assert np.array_equal(converted(image, ids, fast=True), converted(image, ids))
 
 
 @settings(max_examples=200, deadline=None)
@@ -164,12 +142,6 @@ def test_of_two_pixels_that_are_equally_near_the_later_one_is_taken():
     assert nearest(2**31, 2**30, 2**30 - 1, 2**30).tolist() == [2**31 - 1]
 
 
-def test_a_strip_is_not_resized_as_a_whole():
-    placement = Placement.of((1, 60_000), (256, 256))
-    mask = np.arange(60_000, dtype=np.uint16)[:, None]
-    assert place_mask(mask, 1, placement, 0).shape == (256, 256)
-
-
 # What a mask may be
 
 
@@ -182,12 +154,7 @@ IDS = noise(8, 6, high=4)
         encode(IDS),
         encode(palette(IDS)),
         encode(palette(IDS), bits=2),
-        encode(palette(IDS), "GIF"),
-        encode(palette(IDS), transparency=1),
         encode(IDS, "TIFF"),
-        encode(IDS, "TIFF", compression="tiff_lzw"),
-        encode(palette(IDS), "TIFF"),
-        encode(IDS, "BMP"),
         encode(IDS, "PPM"),
         encode(IDS.astype(np.uint16)),
         encode(IDS.astype(np.int32), "TIFF"),
@@ -217,26 +184,6 @@ def test_a_mask_of_one_bit_has_the_ids_0_and_1():
         assert np.array_equal(found, np.asarray(mask).astype(np.uint8))
 
 
-@pytest.mark.parametrize("bits", [2, 4])
-def test_gray_of_few_bits_is_refused(bits):
-    ids = noise(8, 6, high=2**bits)
-    data = encode(palette(ids), bits=bits)
-    # A gray PNG of few bits: Pillow writes none, so the palette is removed.
-    chunks, position = [data[:8]], 8
-    while position < len(data):
-        length = int.from_bytes(data[position : position + 4], "big")
-        chunk = data[position : position + 12 + length]
-        if chunk[4:8] == b"IHDR":
-            header = chunk[4:17] + b"\0" + chunk[18:21]
-            chunk = chunk[:4] + header + __import__("zlib").crc32(header).to_bytes(4, "big")
-        if chunk[4:8] != b"PLTE":
-            chunks.append(chunk)
-        position += 12 + length
-    mask = b"".join(chunks)
-    assert Image.open(io.BytesIO(mask)).mode == "L"
-    assert "Pillow would change its values" in reason(mask)
-
-
 def test_ids_of_16_bits_are_kept():
     ids = np.random.default_rng(0).integers(0, 65536, (6, 8)).astype(np.uint16)
     pgm = b"P5\n8 6\n65535\n" + ids.astype(">u2").tobytes()
@@ -252,22 +199,17 @@ def test_ids_that_do_not_fit_8_bits_are_told():
     assert reason(encode(ids)).startswith("mask 'mask': its largest id is 300, but all masks")
 
 
-def test_an_8_bit_mask_fits_where_the_first_one_had_16_bits():
-    found = converted(Image.new("RGB", (8, 6)), IDS, size=(6, 8), descr="<u2")
-    assert np.array_equal(found, IDS)
-
-
 def test_a_missing_mask_is_told_or_filled():
     assert reason(None).startswith("mask 'mask': it is missing. Add it, or say --missing-masks 0")
     found = converted(Image.new("RGB", (8, 6)), None, missing_id=7)
     assert np.array_equal(found, np.full((16, 16), 7, np.uint8))
 
 
-def test_another_size_is_told_with_both_sizes_and_the_orientation():
+def test_another_size_is_told_with_both_sizes():
     text = reason(noise(6, 8))
-    assert text.startswith("mask 'mask': its size is 6×8, but its image has 8×6. ")
+    assert text.startswith("mask 'mask': its size is 6×8, but its image has 8×6 in its file. ")
     image = encode(Image.new("RGB", (8, 6)), "JPEG", exif=exif(6))
-    assert "has 8×6 in its file, before EXIF orientation 6 turns it" in reason(noise(6, 8), image)
+    assert "has 8×6 in its file" in reason(noise(6, 8), image)
     for mask in (encode(noise(6, 8)), Image.fromarray(noise(6, 8))):
         assert reason(mask) == text
 
@@ -275,17 +217,12 @@ def test_another_size_is_told_with_both_sizes_and_the_orientation():
 @pytest.mark.parametrize(
     ("mask", "text"),
     [
-        (encode(Image.new("RGB", (8, 6))), "it has colors (Pillow's mode RGB)"),
-        (encode(Image.new("RGBA", (8, 6))), "it has colors"),
-        (encode(Image.new("LA", (8, 6))), "it has colors"),
+        (encode(Image.new("RGB", (8, 6))), "it has colors or floats (Pillow's mode RGB)"),
         (encode(IDS, "JPEG"), "a JPEG, in which ids are not exact"),
-        (encode(IDS, "WEBP", lossless=True), "it has colors"),
-        (encode(IDS.astype(np.float32), "TIFF"), "it has floats"),
+        (encode(IDS.astype(np.float32), "TIFF"), "colors or floats (Pillow's mode F)"),
         (IDS.astype(np.float32), "(6, 8) of float32 is no mask"),
-        (np.zeros((6, 8, 3), np.uint8), "(6, 8, 3) of uint8 is no mask"),
         (np.zeros((2, 6, 8), bool), "a mask for each object, make one of their numbers"),
         (IDS.astype(np.int64) - 100, "its ids go from -100 to"),
-        (np.full((6, 8), 70_000), "its ids go from 70,000 to 70,000"),
         (np.ma.masked_equal(IDS, IDS[0, 0]), "some of its values are masked out"),
         (encode(IDS)[:60], "truncated"),
         (b"", "the file is empty"),
@@ -300,10 +237,6 @@ def test_what_is_no_mask_is_told(mask, text):
     found = reason(mask)
     assert found.startswith("mask 'mask': ")
     assert text in found
-
-
-def test_a_huge_mask_is_not_decoded():
-    assert "225000000 pixels" in reason(encode(Image.new("1", (15_000, 15_000))))
 
 
 # Other arrays
@@ -334,34 +267,19 @@ def test_arrays_are_stored_as_they_are(dtype, shape, tmp_path):
         np.testing.assert_array_equal(found, values.astype(descr), strict=True)
 
 
-def test_further_pictures_are_stored_as_they_are():
-    depth = np.random.default_rng(0).integers(0, 65536, (6, 8)).astype(np.uint16)
-    assert np.array_equal(array_row(encode(depth), (6, 8), "<u2"), depth)
-    floats = np.linspace(-1, 1, 48, dtype=np.float32).reshape(6, 8)
-    assert np.array_equal(array_row(encode(floats, "TIFF"), (6, 8), "<f4"), floats)
-    colors = np.random.default_rng(0).integers(0, 256, (5, 9, 3)).astype(np.uint8)
-    turned = encode(colors, exif=exif(6))
-    assert np.array_equal(array_row(turned, (5, 9, 3), "|u1"), colors)
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         (np.zeros((2, 4)), "it is (2, 4) of float64, but the first one is (2, 3) of float64"),
-        (np.zeros((2, 3), "f4"), "it is (2, 3) of float32, but the first one is (2, 3) of float64"),
-        (np.zeros((2, 4), np.uint8), "--mask depth=… resizes them with their images"),
+        (np.zeros((2, 4), np.uint8), "Masks of ids (--mask) are resized with their images"),
         (np.zeros((2, 3), complex), "(2, 3) of complex128 cannot be stored"),
         (np.zeros((2, 0)), "(2, 0) of float64 cannot be stored"),
-        (np.float64(3), "it must be a PIL image, an array"),
-        (np.array(3.0), "it is a single number without a shape. Save it with the shape (1,)"),
+        (np.array(3.0), "a single number to the shape (1,)"),
         (np.array([[None, 1]]), "cannot be stored"),
         (None, "it is missing"),
         (npy(np.zeros((2, 3)))[:-1], "a damaged .npy file"),
-        (npy(np.zeros((2, 3))) + b"x", "a damaged .npy file"),
-        (npy(np.array([None])), "an .npy file of Python objects"),
-        (npy(np.zeros((2, 3))).replace(b"(2, 3)", b"(9**9,)"), "a damaged .npy file"),
+        (npy(np.array([None])), "a damaged .npy file: ValueError: cannot create an OBJECT array"),
         (npy(np.zeros((2, 3))).replace(b"(2, 3), }", b"(99999,  "), "a damaged .npy file"),
-        (npy(np.zeros((2, 3))).replace(b"(2, 3), }", b"(99999,)}"), "a damaged .npy file"),
         (b"junk", "not an image"),
     ],
     ids=str,
@@ -424,14 +342,6 @@ def test_boxes_enclose_what_they_enclosed(orientation, fit):
     np.testing.assert_allclose(found, expected, atol=1)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_box_of_the_whole_picture_is_that_of_the_stored_one(orientation):
-    image = encode(Image.new("RGB", (50, 30)), exif=exif(orientation))
-    for fit in ("crop", "squash"):
-        found = boxes_of([[0, 0, 50, 30]], image, size=(20, 24), fit=fit)
-        assert found.tolist() == [[0, 0, 24, 20]]
-
-
 def test_boxes_are_clipped_and_those_outside_are_none():
     image = Image.new("RGB", (40, 20))  # of which the columns 10 to 30 are kept
     boxes = [[0, 0, 15, 20], [5, 5, 10, 15], [29, -5, 99, 99], [12, 3, 12, 9], [14, 4, 12, 2]]
@@ -448,30 +358,14 @@ def test_rows_of_nan_are_no_boxes():
     assert found[[1, 3]].tolist() == [[1, 2, 3, 4], [1, 2, 8, 4]]
 
 
-def test_boxes_outside_set_no_flag():
-    record = Record("key", Image.new("RGB", (8, 8)), {"boxes": np.array([[9, 9, 12, 12]], "f4")})
-    assert Settings(size=(8, 8)).convert(record, [], ["boxes"]).flags == 0
-
-
-def test_no_boxes_at_all_are_none():
-    assert boxes_of(np.zeros((0, 4)), Image.new("RGB", (8, 8)), size=(8, 8)).shape == (0, 4)
-
-
 # Beside images that are arrays
 
 
 def test_masks_of_arrays_are_stored_as_they_are():
     mask = ExtraArray("mask", "mask", "|u1", (6, 8))
-    settings = ArraySettings((6, 8, 5), "<f4", (mask,))
+    settings = Settings((6, 8), mode="array", channels=5, descr="<f4", extra_arrays=(mask,))
     image = np.zeros((6, 8, 5), np.float32)
     row = settings.convert(Record("key", image, {}, arrays={"mask": IDS}), [])
-    assert row.extra_arrays[0].data == IDS.tobytes()
+    assert np.array_equal(row.extra_arrays[0], IDS)
     with pytest.raises(DecodeError, match="its size is 6×8, but its image has 8×6"):
         settings.convert(Record("key", image, {}, arrays={"mask": noise(6, 8)}), [])
-
-
-def test_boxes_of_arrays_are_clipped():
-    settings = ArraySettings((6, 8, 1), "|u1")
-    record = Record("key", noise(8, 6), {"boxes": np.array([[0.1, -2, 9, 3]], np.float32)})
-    found = settings.convert(record, [], ["boxes"]).columns["boxes"]
-    assert found.tolist() == [[np.float32(0.1), 0, 8, 3]]

@@ -5,7 +5,6 @@ import pytest
 from PIL import Image
 
 import memload
-from memload.sources.samples import Source
 
 
 def build(source, folder, **options):
@@ -53,27 +52,6 @@ def test_transparency_is_noted_once(transparent, tmp_path):
     assert note == "4 of 8 pictures have transparent pixels, which are red now"
 
 
-def test_notes_are_the_same_after_an_interruption(transparent, tmp_path, monkeypatch):
-    (tmp_path / "whole").mkdir()
-    expected = build(transparent, tmp_path / "whole", size=64, num_workers=0).notes
-    usual, remaining = Source.__getitem__, iter(range(3))
-
-    def interrupted(source, number):
-        if next(remaining, None) is None:
-            raise KeyboardInterrupt
-        return usual(source, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Source, "__getitem__", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            # Two rows are a chunk, and also a shard.
-            build(transparent, tmp_path, size=64, num_workers=0, shard_size=30_000)
-    report = build(transparent, tmp_path, size=64, num_workers=0, shard_size=30_000)
-    assert report.converted == 5
-    assert report.notes == expected
-    assert sum(" of 8 pictures" in note for note in expected) >= 2
-
-
 @pytest.mark.parametrize(("foreground", "notes"), [(255, 1), (1, 0), (7, 0)])
 def test_masks_of_black_and_white_are_noted(foreground, notes, folder, tmp_path):
     for path in folder.rglob("*.jpg"):
@@ -86,4 +64,4 @@ def test_masks_of_black_and_white_are_noted(foreground, notes, folder, tmp_path)
     report = build(folder, tmp_path, masks=tmp_path / "masks", size=16, num_workers=0)
     found = [note for note in report.notes if "ids 0 and 255" in note]
     assert len(found) == notes
-    assert all(note.startswith("mask ") and "ignore_index" in note for note in found)
+    assert all(note.startswith("the first mask ") and "ignore_index" in note for note in found)

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import tarfile
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -52,21 +51,10 @@ def raw(folder, buffering=-1):
     return OpenFile(path.open("rb", buffering=buffering), read)
 
 
-def unbuffered(folder):
-    return raw(folder, buffering=0)
-
-
 def deleted(folder):
     dataset = raw(folder)
     (folder / "pixels.raw").unlink()
     return dataset
-
-
-def deleted_in_ram(folder):
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("this system has no /dev/shm")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder_in_ram:
-        return deleted(Path(folder_in_ram))
 
 
 def tar(folder):
@@ -88,13 +76,6 @@ def zip_archive(folder):
     return OpenFile(opened, lambda opened, row: opened.read(f"{row}.png"))
 
 
-def hdf5(folder):
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(folder / "images.h5", "w") as file:
-        file.create_dataset("x", data=PIXELS, chunks=(7, SIDE, SIDE, 3), compression="gzip")
-    return OpenFile(h5py.File(folder / "images.h5", "r"), lambda file, row: file["x"][row])
-
-
 def lazy_images(folder):
     for row in range(ROWS):
         (folder / f"{row}.png").write_bytes(encoded(row))
@@ -104,7 +85,7 @@ def lazy_images(folder):
     return dataset
 
 
-KINDS = [raw, unbuffered, deleted, deleted_in_ram, tar, zip_archive, hdf5, lazy_images]
+KINDS = [raw, deleted, tar, zip_archive, lazy_images]
 
 
 def close(dataset):
@@ -124,16 +105,6 @@ def check(dataset, output, **options):
 def test_workers_read_the_same_as_this_process(kind, num_workers, tmp_path):
     dataset = kind(tmp_path)
     check(dataset, tmp_path / "out.bin", num_workers=num_workers)
-    close(dataset)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [2, 4])
-@pytest.mark.parametrize("kind", KINDS)
-def test_workers_read_the_same_in_many_rounds(kind, num_workers, tmp_path):
-    dataset = kind(tmp_path)
-    for _ in range(3 if kind is lazy_images else 10):
-        check(dataset, tmp_path / "out.bin", num_workers=num_workers)
     close(dataset)
 
 

@@ -93,16 +93,6 @@ def test_parts_replace_a_data_set_once_all_are_done(drill, place, expected):
     assert drill.files(place) == expected
 
 
-def test_too_many_rejects_publish_nothing_until_they_are_mended(drill, place):
-    for path in sorted(drill.source.glob("bee/*"))[:9]:
-        path.write_bytes(b"bad")
-    build(drill, place, part=(0, 2))
-    with pytest.raises(memload.BuildError, match=r"12 of 60 samples cannot be used"):
-        build(drill, place, part=(1, 2))
-    assert not (place / "out.idx").exists()
-    assert build(drill, place, max_rejects="20%").rejected == 12
-
-
 def test_a_shard_that_lost_its_rows_is_told(drill, place):
     build(drill, place, part=(0, 2))
     path = place / "out.building" / "00000.done"
@@ -146,13 +136,6 @@ def test_the_command_builds_parts(drill, place, expected):
 # Executors
 
 
-def test_threads_build_the_shards(drill, place, expected):
-    with concurrent.futures.ThreadPoolExecutor(3) as executor:
-        report = build(drill, place, executor=executor, num_workers=None)
-    assert (report.samples, report.rejected, report.converted) == (57, 3, 60)
-    assert drill.files(place) == expected
-
-
 class Samples:
     """A data set that can be pickled."""
 
@@ -177,16 +160,6 @@ def test_processes_build_a_data_set_and_a_folder(drill, place, expected, tmp_pat
         assert drill.files(place) == expected
 
 
-@pytest.mark.slow
-def test_processes_build_a_data_set_of_the_users(tmp_path):
-    context = multiprocessing.get_context("fork")
-    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
-        report = memload.build(
-            Samples(), tmp_path / "out.bin", size=8, shard_size=SHARD, executor=executor
-        )
-    assert (report.samples, report.rejected) == (39, 1)
-
-
 class Failing(Samples):
     def __getitem__(self, number):
         if number == 15:
@@ -201,7 +174,7 @@ def test_a_task_that_fails_is_told_once_the_others_have_ended(tmp_path):
             memload.build, output=tmp_path / "out.bin", executor=executor, **options
         )
         with pytest.raises(
-            memload.BuildError, match=r"1 of 4 shards failed\. Shard 1: the server is"
+            memload.BuildError, match=r"1 of 4 shards failed\. Shard 1: .*the server is"
         ):
             build_it(Failing())
         assert len(list((tmp_path / "out.building").glob("*.done"))) == 3

@@ -1,7 +1,6 @@
 """Worker processes: what crashes or hangs costs itself alone, and nothing is left running."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -192,21 +191,6 @@ def test_what_comes_of_troubles_while_a_worker_starts(folder, tmp_path, hook, me
     assert (done.stdout[: len(message)], done.stderr) == (message, "")
 
 
-@LINUX
-def test_a_worker_ends_at_sigterm_whatever_the_script_does_then(tmp_path):
-    def end(number):
-        if number == 2 and not (tmp_path / "ended").exists():
-            (tmp_path / "ended").touch()
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise ValueError("This sample is rejected.")
-
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-    try:
-        assert build(Numbered(4, end), tmp_path, num_workers=1).samples == 4
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 #: Has memload start its workers anew, as on macOS.
 SPAWN = """
 import multiprocessing, sys
@@ -294,7 +278,7 @@ def is_alive(process):
 
 
 @LINUX
-@pytest.mark.parametrize("seconds", [0.05, 600], ids=["busy", "hanging"])
+@pytest.mark.parametrize("seconds", [1, 600], ids=["busy", "hanging"])
 def test_workers_whose_parent_was_killed_end_and_let_go_of_the_lock(tmp_path, seconds):
     with slow_build(tmp_path / "out.bin", seconds) as process:
         orphans = children(process.pid)
@@ -306,20 +290,6 @@ def test_workers_whose_parent_was_killed_end_and_let_go_of_the_lock(tmp_path, se
         time.sleep(0.005)
     done = run_script(SLOW.format(seconds=0, timeout=60), tmp_path / "out.bin")
     assert (done.returncode, done.stdout.split()[-1]) == (0, "200")
-
-
-@LINUX
-@pytest.mark.slow
-def test_time_in_which_all_were_suspended_costs_no_sample(tmp_path, monkeypatch):
-    usual, looks = time.monotonic, iter(range(10**6))
-
-    def clock():  # jumps once, between two looks of memload's, as after a Ctrl-Z
-        is_memloads = sys._getframe(1).f_globals["__name__"].startswith("memload.")
-        return usual() + (1000 * (next(looks) > 15) if is_memloads else 0)
-
-    monkeypatch.setattr(time, "monotonic", clock)
-    source = Numbered(4, lambda number: time.sleep(1.2))  # longer than from one look to the next
-    assert build(source, tmp_path).samples == 4
 
 
 @LINUX
@@ -363,17 +333,6 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
     few, many = (peak_memory(n, tmp_path / f"{n}.bin") for n in (1_000, 8_000))
     # Names, records and columns grow by some hundred bytes a row. Pixels and chunks do not.
     assert (many - few) / 7_000 < 1_000
-
-
-def test_more_shards_than_descriptors_can_be_written(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 20
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, hard))
-    try:
-        report = build(Numbered(60), tmp_path, num_workers=0, shard_size=4096 + 48)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert report.samples == 60
 
 
 @pytest.mark.slow

@@ -2,11 +2,8 @@
 
 import logging
 import re
-import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
-import tqdm
 
 import memload
 
@@ -47,24 +44,3 @@ def test_a_short_build_logs_no_line(folder, tmp_path, caplog):
         build(folder, tmp_path)
     assert caplog.messages
     assert not lines(caplog)
-
-
-def test_a_notebook_gets_its_own_bar(folder, tmp_path, monkeypatch):
-    totals = []
-
-    class NotebookBar(tqdm.tqdm):  # type: ignore[type-arg]
-        def __init__(self, *arguments, **options):
-            totals.append(options["total"])
-            super().__init__(*arguments, **options)
-
-    ipython, automatic = ModuleType("IPython"), ModuleType("tqdm.auto")
-    shell = SimpleNamespace(config={"IPKernelApp": {}})
-    ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
-    automatic.tqdm = NotebookBar  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "tqdm.auto", automatic)
-    build(folder, tmp_path)
-    build(folder, tmp_path, overwrite=True, progress=False)
-    shell.config = {}  # IPython in a terminal
-    build(folder, tmp_path, overwrite=True)
-    assert totals == [12]

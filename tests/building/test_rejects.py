@@ -1,7 +1,5 @@
 """A data set of which many samples cannot be used is not published."""
 
-import re
-
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -57,17 +55,6 @@ def test_the_three_most_frequent_reasons_are_shown_with_their_counts(tmp_path):
     ledger = tmp_path / "out.building" / "out.rejects.csv"
     assert str(ledger) in str(caught.value)
     assert len(ledger.read_text().splitlines()) == 25
-
-
-def test_the_limit_in_the_message_is_sufficient_and_what_is_done_is_kept(tmp_path):
-    mixed = Mixed(*7 * ["bad"])
-    with pytest.raises(memload.BuildError) as caught:
-        build(mixed, tmp_path)
-    (limit,) = set(re.findall(r"--max-rejects (\d+%)", str(caught.value)))
-    assert f"max_rejects='{limit}'" in str(caught.value)
-    mixed.read.clear()
-    assert build(mixed, tmp_path, max_rejects=limit).rejected == 7
-    assert len(set(mixed.read)) <= 7 + 8  # the rejected ones, and some to compare
 
 
 def test_mended_samples_are_taken_by_the_same_command(tmp_path):
