@@ -2,11 +2,11 @@
 
 import functools
 import zlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from memload.building.status import build_status
 from memload.errors import ChecksumError, FormatError, MissingError
 from memload.machine import available_cores
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
-from memload.storage.index import Array, Index, Shard
+from memload.storage.index import Array, Index, class_counts
 from memload.storage.shards import check_header, check_shard
 
 #: Bytes that a thread of `verify` reads at a time: enough for the full speed of any disk.
@@ -25,7 +25,7 @@ def info(path: str | Path) -> dict[str, Any]:
     """Return a description of a data set that can be written as JSON.
 
     ``"index"`` is the index file. ``"rows"``, ``"shape"`` and ``"dtype"`` are those of the images,
-    and ``"arrays"`` has them for every array. ``"bytes"`` and ``"shards"`` are of all arrays
+    and ``"arrays"`` has them for every array, with its files. ``"bytes"`` are those of all arrays
     together. The files of pixels have to exist and to have the right sizes, but they are not read:
     see `verify`.
 
@@ -51,8 +51,7 @@ def info(path: str | Path) -> dict[str, Any]:
             check_shard(index.path.parent / shard.file, shard, array)
     categories = {name: list(texts) for name, texts in index.categories.items()}
     counts = {
-        name: np.bincount(index.columns[name], minlength=len(texts)).tolist()
-        for name, texts in categories.items()
+        name: class_counts(index.columns[name], len(texts)) for name, texts in categories.items()
     }
     flags = {"oriented": FLAG_ORIENTED, "fallback": FLAG_FALLBACK, "points_outside": FLAG_OUTSIDE}
     return {
@@ -66,24 +65,21 @@ def info(path: str | Path) -> dict[str, Any]:
         "shape": list(image.shape),
         "dtype": np.dtype(image.descr).name,
         "bytes": index.data_bytes,
-        "shards": [shard.file for shard in index.shards],
         "arrays": {array.name: _array_facts(array) for array in index.arrays},
-        "columns": {name: _column_facts(index, name) for name in index.columns},
+        "columns": {
+            name: {
+                "dtype": column.dtype.name,
+                "shape": list(column.shape),
+                "points": name in index.points,
+                "boxes": name in index.boxes,
+            }
+            for name, column in index.columns.items()
+        },
         "classes": None if index.classes is None else list(index.classes),
         **({"categories": categories, "category_counts": counts} if categories else {}),
         "flags": {name: int(np.count_nonzero(index.flags & bit)) for name, bit in flags.items()},
         "statistics": dict(index.statistics),
         "build": dict(index.build),
-    }
-
-
-def _column_facts(index: Index, name: str) -> dict[str, Any]:
-    column = index.columns[name]
-    return {
-        "dtype": column.dtype.name,
-        "shape": list(column.shape),
-        "points": name in index.points,
-        "boxes": name in index.boxes,
     }
 
 
@@ -115,23 +111,19 @@ class VerifyReport:
 
     path: Path  #: the index
     rows: int  #: of all arrays together
-    bytes: int  #: read and compared
+    bytes: int  #: of these rows
     problems: Sequence[str]  #: files that are missing, unreadable or of the wrong size
-    bad_rows: Sequence[int]  #: rows, of any array, whose bytes differ from their checksums
-    bad_keys: Sequence[str]  #: the samples that use these rows
-    damaged: Sequence[DamagedFile] = ()  #: the files with these rows
+    damaged: Sequence[DamagedFile]  #: the files with rows that differ from their checksums
 
     @property
     def ok(self) -> bool:
         """Whether all files are as they were written."""
-        return not self.problems and not self.bad_rows
+        return not self.problems and not self.damaged
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it, with the path as ``"index"``."""
-        damaged = [vars(file) for file in self.damaged]
-        facts = {"ok": self.ok, **vars(self), "damaged": damaged, "index": str(self.path)}
-        del facts["path"]
-        return facts
+        facts = asdict(self)
+        return {"ok": self.ok, "index": str(facts.pop("path")), **facts}
 
     def __repr__(self) -> str:
         found = "all as they were written"
@@ -139,21 +131,6 @@ class VerifyReport:
             changed = sum(len(file.bad_rows) for file in self.damaged)
             found = f"{changed:,} of them changed, {len(self.problems):,} problems"
         return f"VerifyReport({self.path}: {self.rows:,} rows, {self.bytes:,} bytes, {found})"
-
-
-class _RowRange(NamedTuple):
-    """Some consecutive rows of a shard."""
-
-    array: Array
-    shard: Shard
-    start: int  #: number of the first row within the shard
-    first: int  #: number of the same row within the array
-    checksums: np.ndarray  #: what the index says of these rows
-
-    @property
-    def bytes(self) -> int:
-        """The size of the rows."""
-        return len(self.checksums) * self.array.row_bytes
 
 
 def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
@@ -166,8 +143,9 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
         num_threads: How many threads read, by default one for each core. Each takes 8 MB of memory,
             or one row if that is larger.
 
-    Returns a report: ``ok``, ``problems`` with files, ``bad_rows``, and ``bad_keys``, the samples
-    of these rows. Raises FormatError if the index itself is unusable.
+    Returns a report: ``ok``, ``problems`` with files, and ``damaged``, the files with their
+    ``bad_rows`` and ``bad_keys``, the samples of these rows. Raises FormatError if the index itself
+    is unusable.
 
     >>> memload.verify("out.bin").ok
     True
@@ -175,74 +153,62 @@ def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:
     index = Index.open(path)
     index.keys.pack()  # which reads and checks the names
     problems: list[str] = []
-    ranges = [rows for array in index.arrays for rows in _row_ranges(index, array, problems)]
-    bad: dict[tuple[str, Shard], list[int]] = {}
+    damaged = []
     with ThreadPoolExecutor(num_threads or available_cores()) as pool:
-        compared = pool.map(functools.partial(_bad_rows, index.path.parent), ranges)
-        for compared_range, (rows, problem) in zip(ranges, compared, strict=True):
-            problems += problem
-            if rows:
-                file = compared_range.array.name, compared_range.shard
-                bad.setdefault(file, []).extend(rows)
-    damaged, samples = [], set[int]()
-    for (name, shard), rows in bad.items():
-        using = np.flatnonzero(np.isin(index.rows_of(name), rows)).tolist()
-        keys = [index.keys[sample] for sample in using]
-        damaged.append(DamagedFile(name, shard.file, shard.rows, rows, keys))
-        samples.update(using)
+        for array in index.arrays:
+            for number, shard in enumerate(array.shards):
+                found, rows = _verify_shard(index, array, number, pool)
+                problems += found
+                if rows:
+                    using = np.flatnonzero(np.isin(index.rows_of(array.name), rows))
+                    keys = list(index.keys.take(using))
+                    damaged.append(DamagedFile(array.name, shard.file, shard.rows, rows, keys))
     return VerifyReport(
         path=index.path,
         rows=sum(array.rows for array in index.arrays),
-        bytes=sum(rows.bytes for rows in ranges),
+        bytes=sum(array.rows * array.row_bytes for array in index.arrays),
         problems=problems,
-        bad_rows=sorted({row for file in damaged for row in file.bad_rows}),
-        bad_keys=[index.keys[sample] for sample in sorted(samples)],
         damaged=damaged,
     )
 
 
-def _row_ranges(index: Index, array: Array, problems: list[str]) -> Iterator[_RowRange]:
-    """Yield the rows of an array to compare. Adds what is wrong with its files to ``problems``."""
-    first, step = 0, max(1, _READ // array.row_bytes)
-    for shard in array.shards:
-        checksums = index.crc32[array.name][first : first + shard.rows]
-        starts = range(0, shard.rows, step)
-        try:
-            _check_file(index.path.parent / shard.file, shard, array, checksums, index.path.name)
-        except FormatError as error:
-            problems.append(str(error))
-            if not isinstance(error, ChecksumError):
-                starts = range(0)
-            # Otherwise it is a shard of another build: its rows are compared all the same.
-        for start in starts:
-            yield _RowRange(array, shard, start, first + start, checksums[start : start + step])
-        first += shard.rows
-
-
-def _check_file(
-    file: Path, shard: Shard, array: Array, checksums: np.ndarray, index_name: str
-) -> None:
-    check_shard(file, shard, array)
+def _verify_shard(
+    index: Index, array: Array, number: int, pool: Executor
+) -> tuple[list[str], list[int]]:
+    """Return what is wrong with a file, and which rows of the array differ from their checksums."""
+    shard, (first, stop) = array.shards[number], array.starts[number : number + 2].tolist()
+    file, checksums = index.path.parent / shard.file, index.crc32[array.name][first:stop]
+    problems: list[str] = []
+    bad_rows: list[int] = []
     try:
+        check_shard(file, shard, array)
         with file.open("rb") as opened:
             header = opened.read(array.header_bytes)
+        check_header(file, header, shard, array, checksums, index.path.name)
+    except ChecksumError as error:
+        problems.append(str(error))  # a shard of another build: its rows are compared all the same
+    except FormatError as error:
+        return [str(error)], []
     except OSError as error:
-        raise FormatError(f"{file} cannot be read: {error.strerror}", path=file) from error
-    check_header(file, header, shard, array, checksums, index_name)
+        return [f"{file} cannot be read: {error.strerror}"], []
+    step = max(1, _READ // array.row_bytes)
+    pieces = [range(start, min(start + step, stop)) for start in range(first, stop, step)]
+    read = functools.partial(_bad_rows, file, array, index.crc32[array.name])
+    for piece, found in zip(pieces, pool.map(read, pieces), strict=True):
+        bad_rows += piece if isinstance(found, str) else found
+        if isinstance(found, str):
+            problems.append(f"{file}: rows {piece[0]} to {piece[-1]} cannot be read: {found}")
+    return problems, bad_rows
 
 
-def _bad_rows(folder: Path, compared: _RowRange) -> tuple[list[int], list[str]]:
-    """Return the rows of a range that differ from their checksums, and why any cannot be read."""
-    path, row_bytes = folder / compared.shard.file, compared.array.row_bytes
-    rows = range(compared.first, compared.first + len(compared.checksums))
+def _bad_rows(path: Path, array: Array, checksums: np.ndarray, rows: range) -> list[int] | str:
+    """Return which rows of a file differ from their checksums, or why they cannot be read."""
+    (offset,), size = array.locate(np.array([rows[0]]))[1].tolist(), array.row_bytes
     try:
         with path.open("rb") as file:  # not a map: there, a disk error would be a SIGBUS
-            file.seek(int(compared.array.locate(np.array([rows[0]]))[1][0]))
-            block = memoryview(file.read(compared.bytes))
-        if len(block) < compared.bytes:
-            raise OSError("the file ends too early")
+            file.seek(offset)
+            block = memoryview(file.read(len(rows) * size))
     except OSError as error:
-        reason = error.strerror or str(error)
-        return list(rows), [f"{path}: rows {rows[0]} to {rows[-1]} cannot be read: {reason}"]
-    found = [zlib.crc32(block[at : at + row_bytes]) for at in range(0, len(block), row_bytes)]
-    return [rows[at] for at in np.flatnonzero(found != compared.checksums).tolist()], []
+        return error.strerror or str(error)
+    found = (zlib.crc32(block[at * size : (at + 1) * size]) for at in range(len(rows)))
+    return [row for row, crc32 in zip(rows, found, strict=True) if crc32 != checksums[row]]

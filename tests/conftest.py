@@ -21,10 +21,9 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -38,6 +37,9 @@ from memload.storage.format import HEADER_BYTES, npy_header, shard_names
 from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
 
+#: torch, which is imported later, starts no threads of its own: processes of tests share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 CLASSES = ("ant", "bee", "cat")
 FAILED = pytest.StashKey[bool]()
 
@@ -48,7 +50,7 @@ KEPT = (sys.prefix, sys.base_prefix, "/usr/", "/lib", "/opt/", "/dev/nvidia", "/
 ARENA = "/pym-"
 
 
-def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
+def picture(seed, width=40, height=30):
     """Return a smooth random RGB picture, which JPEG preserves well, another one for each seed."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), np.uint8))
@@ -56,7 +58,7 @@ def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Twelve JPEGs of different sizes in three class folders."""
     root = tmp_path / "images"
     for number in range(12):
@@ -66,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def _jpeg(seed: int) -> bytes:
+def _jpeg(seed):
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), np.uint8))
     file = io.BytesIO()
@@ -80,7 +82,7 @@ class Containers:
     ``label`` has the number of the class, ``age`` a number, and ``split`` one of two texts.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.pictures = {
             f"{CLASSES[number // 10]}/{number:02d}.jpg": _jpeg(number) for number in range(30)
@@ -89,7 +91,7 @@ class Containers:
         self.ages = [number / 4 for number in range(30)]
         self.splits = ["val" if number % 5 == 0 else "train" for number in range(30)]
 
-    def directory(self) -> Path:
+    def directory(self):
         root = self.folder / "images"
         for name, content in self.pictures.items():
             path = root / name
@@ -97,7 +99,7 @@ class Containers:
             path.write_bytes(content)
         return root
 
-    def table(self, name: str = "images.csv", delimiter: str = ",") -> Path:
+    def table(self, name="images.csv", delimiter=","):
         path = self.folder / name
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter=delimiter)
@@ -106,9 +108,7 @@ class Containers:
                 writer.writerow([f"images/{name}", name[:3], age, split])
         return path
 
-    def tar(
-        self, name: str = "images.tar", numbers: Any = range(30), *, labels: bool = True
-    ) -> Path:
+    def tar(self, name="images.tar", numbers=range(30), *, labels=True):
         path = self.folder / name
         items = list(self.pictures.items())
         with tarfile.open(path, "w") as file:
@@ -125,14 +125,14 @@ class Containers:
                     file.addfile(member, io.BytesIO(data))
         return path
 
-    def zip(self, name: str = "images.zip", compression: int = zipfile.ZIP_STORED) -> Path:
+    def zip(self, name="images.zip", compression=zipfile.ZIP_STORED):
         path = self.folder / name
         with zipfile.ZipFile(path, "w", compression) as file:
             for key, content in self.pictures.items():
                 file.writestr(f"images/{key}", content)
         return path
 
-    def parquet(self, name: str = "images.parquet", **options: Any) -> Path:
+    def parquet(self, name="images.parquet", **options):
         pyarrow = pytest.importorskip("pyarrow")
         from pyarrow import parquet
 
@@ -149,14 +149,20 @@ class Containers:
         return path
 
 
+@pytest.fixture(scope="session")
+def containers_in():
+    """A function that makes the same pictures in every kind of container, in a folder."""
+    return Containers
+
+
 @pytest.fixture
-def containers(tmp_path: Path) -> Containers:
+def containers(tmp_path):
     """The same pictures in every kind of container."""
     return Containers(tmp_path)
 
 
 @pytest.fixture
-def output(folder: Path, tmp_path: Path) -> Path:
+def output(folder, tmp_path):
     """The pictures of ``folder``, built at 16×16."""
     path = tmp_path / "out.bin"
     memload.build(folder, path, size=16, num_workers=0)
@@ -164,13 +170,13 @@ def output(folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tqdm_monitor() -> None:
+def tqdm_monitor():
     """Let tqdm start its thread and make its lock before `nothing_left_behind` looks."""
     tqdm.tqdm(range(1), file=io.StringIO()).close()
 
 
 @pytest.fixture(scope="session")
-def matplotlib_fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+def matplotlib_fonts(tmp_path_factory):
     """Let matplotlib open its fonts, which it keeps open, before `nothing_left_behind` looks."""
     from matplotlib.figure import Figure
 
@@ -181,15 +187,8 @@ def matplotlib_fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def _write_dataset(
-    folder: Path,
-    name: str = "made.bin",
-    *,
-    rows: Sequence[int] = (5,),
-    shape: tuple[int, int, int] = (4, 6, 3),
-    descr: str = "|u1",
-    seed: int = 0,
-    **facts: Any,
-) -> Index:
+    folder, name="made.bin", *, rows=(5,), shape=(4, 6, 3), descr="|u1", seed=0, **facts
+):
     total = sum(rows)
     values = np.random.default_rng(seed).integers(0, 256, (total, *shape))
     pixels = values.astype(np.uint8 if descr == "|u1" else descr)
@@ -214,7 +213,7 @@ def _write_dataset(
 
 
 @pytest.fixture(scope="session")
-def write_dataset() -> Callable[..., Index]:
+def write_dataset():
     """A function that writes a data set with random pixels into a folder, and returns its index.
 
     There is one sample for each row. ``facts`` replace fields of the index.
@@ -223,14 +222,12 @@ def write_dataset() -> Callable[..., Index]:
 
 
 @pytest.fixture
-def make_dataset(tmp_path: Path) -> Callable[..., Index]:
+def make_dataset(tmp_path):
     """The function of `write_dataset` for the temporary folder of the test."""
     return functools.partial(_write_dataset, tmp_path)
 
 
-def _write_sparse(
-    path: Path, rows: int, shape: tuple[int, int, int], beginnings: dict[int, bytes]
-) -> Index:
+def _write_sparse(path, rows, shape, beginnings):
     row_bytes = math.prod(shape)
     shard = Shard(path.name, rows, HEADER_BYTES + rows * row_bytes)
     crc32 = np.full(rows, zlib.crc32(bytes(row_bytes)), np.uint32)
@@ -253,7 +250,7 @@ def _write_sparse(
 
 
 @pytest.fixture(scope="session")
-def write_sparse() -> Callable[..., Index]:
+def write_sparse():
     """A function that writes a large data set of bytes, mostly zeros, which take no room on a disk.
 
     The beginnings of some rows are given. The labels are the numbers of the rows.
@@ -261,9 +258,7 @@ def write_sparse() -> Callable[..., Index]:
     return _write_sparse
 
 
-def _add_array(
-    index: Index, name: str, values: np.ndarray, kind: Any = "array", **facts: Any
-) -> Index:
+def _add_array(index, name, values, kind="array", **facts):
     """Write an array into a shard of memload's, or for the kind "npy" into a file of NumPy's."""
     path = index.path.with_name(f"{index.path.stem}.{name}.bin")
     if kind == "npy":
@@ -280,7 +275,7 @@ def _add_array(
 
 
 @pytest.fixture(scope="session")
-def add_array() -> Callable[..., Index]:
+def add_array():
     """A function that adds an array (rows, …) of a kind to a data set, and returns its index.
 
     The kind "npy" is an array in a file as NumPy writes it, whose header has 128 bytes. ``facts``
@@ -290,16 +285,14 @@ def add_array() -> Callable[..., Index]:
 
 
 @pytest.fixture
-def tamper() -> Callable[..., Path]:
+def tamper():
     """A function that rewrites an index with changed metadata and tensors, and a correct fingerprint.
 
     ``change(metadata, tensors)`` changes both in place. With ``relist``, the lists of columns, tensors
     and checksums in the metadata follow the tensors.
     """
 
-    def rewrite(
-        path: Path, change: Callable[[Any, dict[str, np.ndarray]], object], relist: bool = True
-    ) -> Path:
+    def rewrite(path, change, relist=True):
         with safetensors.safe_open(path, framework="np") as file:
             metadata = json.loads(file.metadata()["memload"])
         tensors = safetensors.numpy.load_file(path)
@@ -336,7 +329,7 @@ class Held(NamedTuple):
     maps: frozenset[str]  #: address ranges of mapped files
 
     @classmethod
-    def now(cls) -> "Held":
+    def now(cls):
         """Take stock, within 0.3 ms."""
         children = {child.pid for child in multiprocessing.active_children()}
         for task in _names("/proc/self/task"):
@@ -358,7 +351,7 @@ class Held(NamedTuple):
             frozenset(_names("/proc/self/map_files")),
         )
 
-    def left(self, patience: float = 0) -> list[str]:
+    def left(self, patience=0):
         """Describe what is held now but was not held then, after a collection of garbage."""
         if not self._more():
             return []
@@ -368,7 +361,7 @@ class Held(NamedTuple):
             time.sleep(0.05)
         return more
 
-    def _more(self) -> list[str]:
+    def _more(self):
         now = Held.now()
         return [
             *(f"thread {thread.name}" for thread in now.threads - self.threads),
@@ -381,18 +374,18 @@ class Held(NamedTuple):
         ]
 
 
-def _names(folder: str) -> list[str]:
+def _names(folder):
     try:
         return os.listdir(folder)  # noqa: PTH208  # 0.2 ms less than with Path, twice in each test
     except OSError:
         return []
 
 
-def _is_kept(path: str) -> bool:
+def _is_kept(path):
     return path.startswith(KEPT) or ".so" in path or ARENA in path
 
 
-def _mapped(ranges: frozenset[str]) -> list[str]:
+def _mapped(ranges):
     """Return the files mapped at these addresses, except libraries and the like."""
     files = []
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines() if ranges else ():
@@ -424,13 +417,13 @@ def _failing_reads(fails):
 
 
 @pytest.fixture
-def held() -> type[Held]:
+def held():
     """What finds leaks: ``before = held.now()``, later ``before.left()``."""
     return Held
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_left_behind(request):
     """Fail a test that leaves a thread, a child process, a descriptor or a mapped file."""
     before = Held.now()
     yield
@@ -440,7 +433,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
+def logging_as_before():
     """Undo what a command has set: later tests would log names that pytest-xdist cannot send."""
     logger = logging.getLogger("memload")
     handlers, level = logger.handlers[:], logger.level
@@ -450,25 +443,26 @@ def logging_as_before() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item):
     """Note that a test has failed, for `nothing_left_behind`."""
     report = yield
     item.stash[FAILED] = report.failed
     return report
 
 
-@pytest.fixture(scope="module")
-def quick_collections() -> Iterator[None]:
-    """Exclude the objects of torch from collections of garbage: with them, each takes 0.2 s."""
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """Exclude what there is from collections of garbage: with torch's objects, each takes 0.4 s."""
     gc.collect()
     gc.freeze()
-    yield
+
+
+def pytest_sessionfinish():
+    """Let libraries find what they want to free."""
     gc.unfreeze()
 
 
-def pytest_configure() -> None:
+def pytest_configure():
     """Let Ctrl-C end processes that tests start, even if a background shell ignores it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -18,7 +18,7 @@ VERSION = memload.__version__
 pytest.importorskip("hatchling")
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command, cwd):
     """Run a program that must not see this checkout, and return what it prints."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
@@ -35,7 +35,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sdist(tmp_path_factory):
     """The sdist of this checkout."""
     folder = tmp_path_factory.mktemp("sdist")
     run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "-d", folder, cwd=ROOT)
@@ -44,7 +44,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(sdist, tmp_path_factory):
     """The wheel that the sdist makes, as an index would."""
     folder = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as file:
@@ -56,7 +56,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(wheel, tmp_path_factory):
     """A new environment with memload's wheel. What memload depends on comes from this one."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
@@ -72,9 +72,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_builds_inspects_and_reads_a_data_set(
-    environment: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_builds_inspects_and_reads_a_data_set(environment, folder, tmp_path):
     command = environment / "bin" / "memload"
     assert run(command, "--version", cwd=tmp_path).split()[-1] == VERSION
     run(command, "build", folder, "out.bin", "--size", "8", cwd=tmp_path)
@@ -91,7 +89,7 @@ print(tuple(images.shape), labels.tolist())
     assert said.split("\n")[0] == "(4, 3, 4, 4) [0, 0, 0, 0]"
 
 
-def test_the_sdist_has_what_tests_and_pages_need(sdist: Path) -> None:
+def test_the_sdist_has_what_tests_and_pages_need(sdist):
     with tarfile.open(sdist) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     for name in ("memload/py.typed", "tests/conftest.py", "docs/index.md", "mkdocs.yml", "LICENSE"):
@@ -99,6 +97,6 @@ def test_the_sdist_has_what_tests_and_pages_need(sdist: Path) -> None:
     assert not [name for name in names if name.startswith((".git/", "site/", ".venv/"))]
 
 
-def test_the_version_is_that_of_the_citation_and_the_changelog() -> None:
+def test_the_version_is_that_of_the_citation_and_the_changelog():
     assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {VERSION}" in (ROOT / "CHANGELOG.md").read_text()

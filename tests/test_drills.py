@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,13 @@ from PIL import Image
 
 import memload
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_collections")]
+pytestmark = pytest.mark.slow
 
 IMAGES, SIDE = 120, 16
 SHARD_BYTES = 4096 + 20 * SIDE * SIDE * 3
 
 
-def draw(folder: Path, seed: int) -> Path:
+def draw(folder, seed):
     """Write images that take some time to decode, in three classes, two of them broken."""
     rng = np.random.default_rng(seed)
     for number in range(IMAGES):
@@ -39,17 +38,17 @@ def draw(folder: Path, seed: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     return draw(tmp_path_factory.mktemp("drills") / "images", seed=0)
 
 
-def command(images: Path, output: Path) -> list[str]:
+def command(images, output):
     """Return the command line of a build with two workers and six shards."""
     options = ["--size", str(SIDE), "--num-workers", "2", "--shard-size", str(SHARD_BYTES)]
     return [sys.executable, "-m", "memload", "build", str(images), str(output), *options]
 
 
-def digests(folder: Path) -> dict[str, str]:
+def digests(folder):
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.glob("out*"))
@@ -57,7 +56,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def processes_of_group(group: int) -> list[int]:
+def processes_of_group(group):
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -68,7 +67,7 @@ def processes_of_group(group: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(images, tmp_path_factory):
     """The folder of a build that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     subprocess.run(command(images, folder / "out.bin"), check=True, capture_output=True, timeout=60)
@@ -77,8 +76,8 @@ def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("victim", ["parent", "group", "worker", "ctrl-c"])
 def test_a_build_killed_at_random_moments_ends_with_the_same_bytes(
-    victim: str, images: Path, undisturbed: Path, tmp_path: Path
-) -> None:
+    victim, images, undisturbed, tmp_path
+):
     dice = random.Random(victim)
     output, kills = tmp_path / "out.bin", 0
     for attempt in range(30):
@@ -116,7 +115,7 @@ def test_a_build_killed_at_random_moments_ends_with_the_same_bytes(
     assert digests(tmp_path) == digests(undisturbed)
 
 
-def problem(path: Path) -> str:
+def problem(path):
     """Open a data set and verify it. Return the kind of error that this finds, or nothing."""
     try:
         dataset = memload.MemmapDataset(path)
@@ -128,7 +127,7 @@ def problem(path: Path) -> str:
     return "" if report.ok else "verify"
 
 
-def content(path: Path) -> tuple[object, ...]:
+def content(path):
     """Return the pixels, names, labels and classes of a data set."""
     dataset = memload.MemmapDataset(path)
     pixels = dataset.gather(range(len(dataset))).numpy().tobytes()
@@ -136,20 +135,20 @@ def content(path: Path) -> tuple[object, ...]:
 
 
 @pytest.fixture
-def copy(undisturbed: Path, tmp_path: Path) -> Path:
+def copy(undisturbed, tmp_path):
     for path in undisturbed.iterdir():
         shutil.copy(path, tmp_path)
     return tmp_path / "out.bin"
 
 
-def changed_bits(dice: random.Random, whole: bytes, count: int) -> bytes:
+def changed_bits(dice, whole, count):
     damaged = bytearray(whole)
     for position in dice.sample(range(len(whole)), count):
         damaged[position] ^= 1 << dice.randrange(8)
     return bytes(damaged)
 
 
-def test_every_damage_is_found(copy: Path) -> None:
+def test_every_damage_is_found(copy):
     dice, index, shards = (
         random.Random(1),
         copy.with_suffix(".idx"),
@@ -183,15 +182,13 @@ def test_every_damage_is_found(copy: Path) -> None:
     assert problem(copy) == ""
 
 
-def test_readers_keep_their_data_set_while_it_is_replaced(
-    images: Path, undisturbed: Path, copy: Path, tmp_path: Path
-) -> None:
+def test_readers_keep_their_data_set_while_it_is_replaced(images, undisturbed, copy, tmp_path):
     others = draw(tmp_path / "others", seed=1)
     old = memload.MemmapDataset(copy)
     loader = memload.Loader(copy, 7, num_threads=2)
     expected = old.gather(range(len(old))).numpy().copy()
 
-    def epoch() -> Iterator[np.ndarray]:
+    def epoch():
         for pixels, _ in loader:
             yield pixels.permute(0, 2, 3, 1).numpy()
 

@@ -13,9 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +57,7 @@ with open(os.environ["EXAMPLE"]) as file:  # not by runpy, whose argv[0] Lightni
 class Run:
     """What an example printed, and the labels of each batch in training and evaluation, by rank."""
 
-    def __init__(self, printed: str, record: Path) -> None:
+    def __init__(self, printed, record):
         ranks = [
             [json.loads(line) for line in file.read_text().splitlines()]
             for file in sorted(record.iterdir())
@@ -73,12 +71,12 @@ class Run:
         self.loss, self.accuracy, self.count = map(float, found)
 
 
-def flat(lists: Iterable[list[Any]]) -> list[Any]:
+def flat(lists):
     return list(itertools.chain.from_iterable(lists))
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> tuple[Path, Path]:
+def data(tmp_path):
     """What to train and to evaluate on: other pictures, of the first classes."""
     rng = np.random.default_rng(0)
     for part, count in {"train": SAMPLES, "validation": EVALUATED}.items():
@@ -89,7 +87,7 @@ def data(tmp_path: Path) -> tuple[Path, Path]:
     return build_both(tmp_path, 16)
 
 
-def build_both(folder: Path, size: int) -> tuple[Path, Path]:
+def build_both(folder, size):
     """Build the folders ``train`` and ``validation``."""
     train, validation = folder / "train.bin", folder / "validation.bin"
     memload.build(folder / "train", train, size=size, num_workers=0)
@@ -97,18 +95,18 @@ def build_both(folder: Path, size: int) -> tuple[Path, Path]:
     return train, validation
 
 
-def gpus(ranks: int) -> list[str]:
+def gpus(ranks):
     """Return one GPU a rank, as CUDA_VISIBLE_DEVICES names them; none where there are too few."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
     return named[:ranks] if ranks <= GPUS else []
 
 
 @pytest.fixture
-def run(tmp_path: Path, data: tuple[Path, Path]) -> Callable[..., Run]:
+def run(tmp_path, data):
     recorder = tmp_path / "recorder.py"
     recorder.write_text(RECORDER)
 
-    def run(name: str, *options: object, ranks: int = 1, data: tuple[Path, Path] = data) -> Run:
+    def run(name, *options, ranks=1, data=data):
         package = PACKAGES[name]
         if package and importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -147,7 +145,7 @@ def run(tmp_path: Path, data: tuple[Path, Path]) -> Callable[..., Run]:
     return run
 
 
-def epochs(steps: list[list[list[int]]], ranks: int) -> list[list[int]]:
+def epochs(steps, ranks):
     """Return the samples of each epoch in the order of steps and ranks. All ranks make the same steps."""
     assert len(steps) == ranks
     assert len({len(rank) for rank in steps}) == 1
@@ -169,8 +167,8 @@ def epochs(steps: list[list[list[int]]], ranks: int) -> list[list[int]]:
     ],
 )
 def test_an_example_that_was_stopped_goes_on_at_the_very_sample(
-    name: str, ranks: int, resumed: int, stop: int, run: Callable[..., Run], tmp_path: Path
-) -> None:
+    name, ranks, resumed, stop, run, tmp_path
+):
     file = "last.ckpt" if name == "lightning_example" else ""
     checkpoint = ("--checkpoint", tmp_path / "checkpoint" / file)
     before = run(name, *checkpoint, "--stop-after", stop, ranks=ranks)
@@ -192,9 +190,7 @@ def test_an_example_that_was_stopped_goes_on_at_the_very_sample(
 
 
 @pytest.mark.parametrize("name", list(PACKAGES))
-def test_an_example_learns_classes_that_differ_in_colour(
-    name: str, run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_example_learns_classes_that_differ_in_colour(name, run, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES.parent)
     photographs = importlib.import_module("photographs")
     for seed, (part, count) in enumerate({"train": 160, "validation": 60}.items()):
@@ -205,17 +201,15 @@ def test_an_example_learns_classes_that_differ_in_colour(
 
 
 @pytest.mark.parametrize("name", list(PACKAGES))
-def test_an_example_trains_on_labels_without_names_beside_other_columns(
-    name: str, run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_an_example_trains_on_labels_without_names_beside_other_columns(name, run, tmp_path):
     class Samples:
-        def __init__(self, count: int) -> None:
+        def __init__(self, count):
             self.count = count
 
-        def __len__(self) -> int:
+        def __len__(self):
             return self.count
 
-        def __getitem__(self, index: int) -> tuple[np.ndarray, dict[str, Any]]:
+        def __getitem__(self, index):
             return np.full((8, 8, 3), index, np.uint8), {"age": index / 7, "label": index % 5}
 
     both = (tmp_path / "numbers.bin", tmp_path / "fewer.bin")
@@ -225,9 +219,7 @@ def test_an_example_trains_on_labels_without_names_beside_other_columns(
 
 
 @pytest.mark.parametrize("compiling", [True, False], ids=["compiled", "eager"])
-def test_the_inference_example_writes_a_class_for_each_key(
-    compiling: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_inference_example_writes_a_class_for_each_key(compiling, tmp_path, monkeypatch):
     if compiling and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a compiler")
     monkeypatch.syspath_prepend(EXAMPLES.parent)
@@ -236,7 +228,7 @@ def test_the_inference_example_writes_a_class_for_each_key(
         photographs.write_folder(tmp_path / part, count, classes=4, seed=seed, size=(48, 48))
     train, validation = build_both(tmp_path, 16)
 
-    def run_example(name: str, *options: object) -> None:
+    def run_example(name, *options):
         finished = subprocess.run(
             [sys.executable, EXAMPLES / name, *map(str, options)],
             env=os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])},
@@ -259,7 +251,7 @@ def test_the_inference_example_writes_a_class_for_each_key(
     assert sum(row["key"].startswith(row["class"] + "/") for row in rows) > 0.9 * len(rows)
 
 
-def test_the_segmentation_example_learns_the_masks_of_shapes(tmp_path: Path) -> None:
+def test_the_segmentation_example_learns_the_masks_of_shapes(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])}
     finished = subprocess.run(
         [sys.executable, EXAMPLES / "segmentation.py", tmp_path / "shapes"],
@@ -276,7 +268,7 @@ def test_the_segmentation_example_learns_the_masks_of_shapes(tmp_path: Path) -> 
     assert float(scores[-1][1]) > 0.9
 
 
-def run_cifar10(images: Path, *options: object) -> subprocess.CompletedProcess[str]:
+def run_cifar10(images, *options):
     return subprocess.run(
         [sys.executable, EXAMPLES / "cifar10.py", images, "--width", "8", *map(str, options)],
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parents[1])},
@@ -287,7 +279,7 @@ def run_cifar10(images: Path, *options: object) -> subprocess.CompletedProcess[s
     )
 
 
-def losses_and_accuracies(finished: subprocess.CompletedProcess[str]) -> list[tuple[float, float]]:
+def losses_and_accuracies(finished):
     """Return loss and accuracy of each epoch."""
     assert finished.returncode == 0, finished.stderr[-3000:]
     found = re.findall(r"^epoch \d+: loss ([\d.]+), accuracy ([\d.]+)$", finished.stdout, re.M)
@@ -295,8 +287,8 @@ def losses_and_accuracies(finished: subprocess.CompletedProcess[str]) -> list[tu
 
 
 def test_the_cifar10_example_builds_once_and_learns_classes_that_differ_in_colour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(EXAMPLES.parent)
     photographs = importlib.import_module("photographs")
     for seed, (part, count) in enumerate({"train": 400, "test": 40}.items()):
@@ -313,8 +305,8 @@ def test_the_cifar10_example_builds_once_and_learns_classes_that_differ_in_colou
 
 
 def test_the_cifar10_example_takes_fewer_pictures_than_a_batch_and_names_a_missing_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(EXAMPLES.parent)
     photographs = importlib.import_module("photographs")
     missing = run_cifar10(tmp_path)

@@ -10,13 +10,11 @@ import subprocess
 import sys
 import textwrap
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 import memload
@@ -33,11 +31,9 @@ SHAPE = (128, 171, 3)
 #: Bytes that memory may grow by in 60 rounds.
 ROOM = 40 << 20
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 @pytest.fixture
-def path(make_dataset: Callable[..., Any]) -> Path:
+def path(make_dataset):
     """A data set of two shards."""
     return Path(make_dataset(rows=(40, 24), shape=SHAPE).path)
 
@@ -47,7 +43,7 @@ def path(make_dataset: Callable[..., Any]) -> Path:
 
 @listed
 @pytest.mark.slow
-def test_a_test_that_leaves_something_behind_fails(tmp_path: Path) -> None:
+def test_a_test_that_leaves_something_behind_fails(tmp_path):
     conftest = Path(__file__).with_name("conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest.replace("patience=5", "patience=0"))
     (tmp_path / "test_it.py").write_text(
@@ -93,14 +89,14 @@ class Broken(Exception):  # noqa: N818  # what a transform raises
     pass
 
 
-def fail(images: Any) -> Any:
+def fail(images):
     raise Broken
 
 
-def fail_at_the_third() -> Callable[[Any], Any]:
+def fail_at_the_third():
     calls = iter(range(2))
 
-    def transform(images: torch.Tensor) -> torch.Tensor:
+    def transform(images):
         if next(calls, None) is None:
             raise Broken
         return images + 1
@@ -111,12 +107,12 @@ def fail_at_the_third() -> Callable[[Any], Any]:
 Round = Callable[[], object]
 
 
-def loaders(path: Path, num_threads: int) -> Round:
+def loaders(path, num_threads):
     transform = memload.transforms.Compose([memload.transforms.RandomHorizontalFlip()])
-    options: dict[str, Any] = {"shuffle": True, "num_threads": num_threads}
+    options = {"shuffle": True, "num_threads": num_threads}
     loader = Loader(path, BATCH, transform=transform, **options)
 
-    def run() -> None:
+    def run():
         assert sum(len(images) for images, _ in loader) == ROWS
         next(iter(loader))  # an epoch that is not finished
         next(iter(pickle.loads(pickle.dumps(loader))))
@@ -128,11 +124,11 @@ def loaders(path: Path, num_threads: int) -> Round:
     return run
 
 
-def dataloaders(path: Path, num_threads: int) -> Round:
-    def batches(**options: Any) -> DataLoader[Any]:
+def dataloaders(path, num_threads):
+    def batches(**options):
         return DataLoader(MemmapDataset(path, **options), BATCH, collate_fn=memload.fast_collate)
 
-    def run() -> None:
+    def run():
         list(batches())
         next(iter(batches()))
         with contextlib.suppress(Broken):
@@ -141,11 +137,11 @@ def dataloaders(path: Path, num_threads: int) -> Round:
     return run
 
 
-def prefetchers(path: Path, num_threads: int) -> Round:
+def prefetchers(path, num_threads):
     batches = DataLoader(MemmapDataset(path), BATCH, collate_fn=memload.fast_collate)
-    options: dict[str, Any] = {"device": "cpu"}
+    options = {"device": "cpu"}
 
-    def run() -> None:
+    def run():
         next(iter(ThreadPrefetcher(batches)))
         next(iter(CudaPrefetcher(batches, **options)))
         CudaPrefetcher(batches, **options).next()
@@ -155,12 +151,15 @@ def prefetchers(path: Path, num_threads: int) -> Round:
     return run
 
 
-def data_sets(path: Path, num_threads: int) -> Round:
-    damaged, shard = path.with_name("damaged.idx"), path.with_name(memload.info(path)["shards"][0])
+def data_sets(path, num_threads):
+    damaged, shard = (
+        path.with_name("damaged.idx"),
+        path.with_name(memload.info(path)["arrays"]["image"]["files"][0]),
+    )
     damaged.write_bytes(path.read_bytes()[:-1])
     whole, dataset = shard.read_bytes(), MemmapDataset(path)
 
-    def run() -> None:
+    def run():
         part = dataset.subset(np.arange(0, ROWS, 2))[4:]
         part.gather(range(len(part)))
         pickle.loads(pickle.dumps(part))[0]
@@ -176,19 +175,19 @@ def data_sets(path: Path, num_threads: int) -> Round:
     return run
 
 
-def memory() -> int:
+def memory():
     """Return the bytes of RAM that this process takes, without mapped files."""
     pages = Path("/proc/self/statm").read_text().split()
     return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE
 
 
-def objects() -> int:
+def objects():
     """Return the number of objects that are not Python's own: coverage keeps some for each thread."""
     libraries = ("memload", "numpy", "torch")
     return sum(str(type(item).__module__).startswith(libraries) for item in gc.get_objects())
 
 
-def finalizers() -> int:
+def finalizers():
     return len(weakref.finalize._registry)  # type: ignore[attr-defined]  # one for each live batch
 
 
@@ -205,13 +204,7 @@ def finalizers() -> int:
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_many_rounds_take_no_more_than_few(
-    prepare: Callable[[Path, int], Round],
-    num_threads: int,
-    path: Path,
-    held: Any,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_many_rounds_take_no_more_than_few(prepare, num_threads, path, held, caplog):
     caplog.set_level(logging.WARNING, "memload")  # pytest would keep the records of every Loader
     run = prepare(path, num_threads)
     for _ in range(10):
@@ -231,10 +224,10 @@ def test_many_rounds_take_no_more_than_few(
 @forks
 @listed
 @pytest.mark.parametrize(("method", "rounds"), [("fork", 4), ("spawn", 1)])
-def test_workers_leave_nothing(method: str, rounds: int, path: Path, held: Any) -> None:
-    def early(transform: Any = None) -> Iterator[Any]:
+def test_workers_leave_nothing(method, rounds, path, held):
+    def early(transform=None):
         dataset = MemmapDataset(path, transform=transform)
-        collate: Any = memload.fast_collate
+        collate = memload.fast_collate
         return iter(
             DataLoader(
                 dataset, 8, num_workers=1, collate_fn=collate, multiprocessing_context=method

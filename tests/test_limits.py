@@ -2,9 +2,6 @@
 
 import csv
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,22 +16,19 @@ from memload.building.record import record_type
 from memload.building.summary import statistics
 from memload.cli import main
 from memload.storage.format import HEADER_BYTES
-from memload.storage.index import Array, Index
+from memload.storage.index import Array
 
 #: More than a signed 32-bit integer can count.
 MANY = 2**31
 
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
-
-def info_text(path: Path) -> str:
+def info_text(path):
     done = CliRunner().invoke(main, ["info", str(path)])
     assert done.exit_code == 0, done.output
     return done.output
 
 
-def assert_reads(path: Path, pixels: np.ndarray, labels: list[int] | None = None) -> MemmapDataset:
+def assert_reads(path, pixels, labels=None):
     """Assert that every reader gives these pixels ``(n, H, W, C)`` and labels, and that verify passes."""
     expected = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     dataset = MemmapDataset(path)
@@ -58,7 +52,7 @@ def assert_reads(path: Path, pixels: np.ndarray, labels: list[int] | None = None
     return dataset
 
 
-def picture(seed: int, height: int = 12, width: int = 16) -> np.ndarray:
+def picture(seed, height=12, width=16):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
@@ -66,7 +60,7 @@ def picture(seed: int, height: int = 12, width: int = 16) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_more_than_two_gigabytes(tmp_path: Path, write_sparse: Callable[..., Index]) -> None:
+def test_more_than_two_gigabytes(tmp_path, write_sparse):
     row_bytes = 256 * 257
     rows = MANY // row_bytes + 3
     path = tmp_path / "out.bin"
@@ -84,11 +78,12 @@ def test_more_than_two_gigabytes(tmp_path: Path, write_sparse: Callable[..., Ind
     with path.open("r+b") as file:
         file.seek(shard.bytes - 1)
         file.write(b"\xff")
-    assert memload.verify(path.with_suffix(".idx")).bad_rows == [rows - 1]
+    (damaged,) = memload.verify(path.with_suffix(".idx")).damaged
+    assert damaged.bad_rows == [rows - 1]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_one_sample(num_workers: int, tmp_path: Path) -> None:
+def test_one_sample(num_workers, tmp_path):
     path = tmp_path / "out.bin"
     memload.build([(picture(0), 5)], path, size=(12, 16), num_workers=num_workers)
     dataset = assert_reads(path, picture(0)[None], [5])
@@ -98,7 +93,7 @@ def test_one_sample(num_workers: int, tmp_path: Path) -> None:
     assert dataset[-1][1] == dataset.subset([0, 0])[1][1] == 5
 
 
-def test_one_class(tmp_path: Path) -> None:
+def test_one_class(tmp_path):
     for number in range(4):
         path = tmp_path / "images" / "only" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +110,7 @@ def test_one_class(tmp_path: Path) -> None:
     assert torch.equal(labels, torch.ones(4, 1))
 
 
-def test_an_empty_source_is_refused_and_an_empty_data_set_is_read(tmp_path: Path) -> None:
+def test_an_empty_source_is_refused_and_an_empty_data_set_is_read(tmp_path):
     (tmp_path / "images").mkdir()
     with pytest.raises(memload.SourceError, match="images has no image files"):
         memload.build(tmp_path / "images", tmp_path / "none.bin")
@@ -136,15 +131,15 @@ def test_an_empty_source_is_refused_and_an_empty_data_set_is_read(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_million_classes(tmp_path: Path) -> None:
+def test_a_million_classes(tmp_path):
     class Million:
         classes = tuple(f"class {number:06}" for number in range(10**6))
         labels = (0, 1, 999_998, 999_999)
 
-        def __len__(self) -> int:
+        def __len__(self):
             return len(self.labels)
 
-        def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        def __getitem__(self, index):
             return picture(index), self.labels[index]
 
     path = tmp_path / "out.bin"
@@ -168,7 +163,7 @@ def test_a_million_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("height", "width", "mode"), [(3, 50, "L"), (50, 3, "RGB"), (1, 1, "L"), (1, 77, "RGB")]
 )
-def test_pictures_of_any_aspect_ratio(height: int, width: int, mode: Any, tmp_path: Path) -> None:
+def test_pictures_of_any_aspect_ratio(height, width, mode, tmp_path):
     pictures = [picture(number, height, width) for number in range(5)]
     options = {"size": (height, width), "mode": mode, "num_workers": 0}
     memload.build([(image, n) for n, image in enumerate(pictures)], tmp_path / "out.bin", **options)
@@ -186,7 +181,7 @@ def test_pictures_of_any_aspect_ratio(height: int, width: int, mode: Any, tmp_pa
     memload.preview(tmp_path / "out.bin", tmp_path / "grid.png")
 
 
-def arrays(descr: str, shape: tuple[int, ...], count: int = 5) -> list[np.ndarray]:
+def arrays(descr, shape, count=5):
     """Return arrays of arbitrary finite values."""
     rng = np.random.default_rng(7)
     if np.dtype(descr).kind in "iu":
@@ -195,15 +190,20 @@ def arrays(descr: str, shape: tuple[int, ...], count: int = 5) -> list[np.ndarra
     return [rng.normal(1e3, 30, shape).astype(descr) for _ in range(count)]
 
 
-def build_arrays(samples: Any, path: Path, **options: Any) -> memload.BuildReport:
+def build_arrays(samples, path, **options):
     return memload.build(
         samples, path, mode="array", **{"num_workers": 0, "max_rejects": "90%"} | options
     )
 
 
-@pytest.mark.parametrize("shape", [(5, 8), (5, 8, 1), (5, 8, 3), (5, 8, 4), (3, 2, 7)], ids=str)
-@pytest.mark.parametrize("descr", ["|u1", "<u2", "<i2", "<i4", "<f2", "<f4"])
-def test_arrays_are_stored_unchanged(descr: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("descr", "shape"),
+    [
+        ("|u1", (5, 8)), ("|u1", (3, 2, 7)), ("<u2", (5, 8, 1)), ("<i2", (5, 8, 3)),
+        ("<i4", (5, 8, 4)), ("<f2", (5, 8)), ("<f4", (5, 8, 3)), ("<f4", (3, 2, 7)),
+    ],
+)  # fmt: skip
+def test_arrays_are_stored_unchanged(descr, shape, tmp_path):
     made = arrays(descr, shape)
     pixels = np.stack(made).reshape(5, *shape[:2], -1)
     options = {"shard_size": HEADER_BYTES + 3 * made[0].nbytes}
@@ -243,18 +243,13 @@ def test_arrays_are_stored_unchanged(descr: str, shape: tuple[int, ...], tmp_pat
     ],
     ids=["big-endian", "reversed", "Fortran", "strided", "tensor view", "tensor"],
 )
-@pytest.mark.parametrize("descr", ["<u2", "<i4", "<f4"])
-def test_arrays_of_any_layout_keep_their_values(
-    change: Callable[..., Any], descr: str, tmp_path: Path
-) -> None:
-    made = arrays(descr, (4, 6, 3))
+def test_arrays_of_any_layout_keep_their_values(change, tmp_path):
+    made = arrays("<i4", (4, 6, 3))
     build_arrays([change(array) for array in made], tmp_path / "out.bin")
     assert_reads(tmp_path / "out.bin", np.stack(made))
 
 
-def test_every_bit_of_a_float_is_kept_and_infinite_values_have_no_statistics(
-    tmp_path: Path,
-) -> None:
+def test_every_bit_of_a_float_is_kept_and_infinite_values_have_no_statistics(tmp_path):
     values = np.array([0.1, -1e30, np.inf, -0.0, 1e-45, np.nan], "<f4").reshape(2, 3, 1)
     values.view("<u4")[1, 2, 0] = 0x7F812345  # a NaN that an operation would not leave as it is
     build_arrays([values, np.zeros((2, 3), np.float32)], tmp_path / "out.bin")
@@ -269,7 +264,7 @@ def test_every_bit_of_a_float_is_kept_and_infinite_values_have_no_statistics(
     memload.preview(tmp_path / "out.bin", tmp_path / "grid.png")
 
 
-def test_statistics_of_many_wide_integers_do_not_overflow(tmp_path: Path) -> None:
+def test_statistics_of_many_wide_integers_do_not_overflow(tmp_path):
     """The sum of squares of 98,304 pictures of 256×256 16-bit pixels exceeds 64 bits."""
     rows = 3 << 15
     records = np.zeros(rows, record_type(1, {}, "<u2"))
@@ -278,7 +273,7 @@ def test_statistics_of_many_wide_integers_do_not_overflow(tmp_path: Path) -> Non
     assert (found["mean"], found["std"]) == ([1.0], [0.0])
 
 
-def test_statistics_of_floats_far_from_zero_are_exact(tmp_path: Path) -> None:
+def test_statistics_of_floats_far_from_zero_are_exact(tmp_path):
     made = np.random.default_rng(0).normal(1e7, 1, (6, 16, 16, 1)).astype(np.float32)
     build_arrays(made, tmp_path / "out.bin")
     found = memload.info(tmp_path / "out.bin")["statistics"]
@@ -288,7 +283,7 @@ def test_statistics_of_floats_far_from_zero_are_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("descr", ["<i2", "<i4", "<f4"])
-def test_normalize_uses_the_statistics_of_measurements(descr: str, tmp_path: Path) -> None:
+def test_normalize_uses_the_statistics_of_measurements(descr, tmp_path):
     values = np.random.default_rng(7).normal(-600, 90, (5, 5, 8, 2)).astype(descr)
     build_arrays(values, tmp_path / "out.bin")
     normalize = transforms.Compose([lambda images: images.float(), transforms.Normalize()])
@@ -297,7 +292,7 @@ def test_normalize_uses_the_statistics_of_measurements(descr: str, tmp_path: Pat
     assert torch.allclose(images.std((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
 
 
-def test_an_array_unlike_the_first_one_is_rejected_alone(tmp_path: Path) -> None:
+def test_an_array_unlike_the_first_one_is_rejected_alone(tmp_path):
     first, last = arrays("<u2", (4, 6), 2)
     differs = "the array is {}, but the first one is (4, 6, 1) of uint16"
     others = [
@@ -326,7 +321,7 @@ def test_an_array_unlike_the_first_one_is_rejected_alone(tmp_path: Path) -> None
     assert torch.equal(dataset.gather([0, 1]), torch.from_numpy(np.stack([first, last])[..., None]))
 
 
-def test_only_unusable_arrays_are_an_error_before_the_build_begins(tmp_path: Path) -> None:
+def test_only_unusable_arrays_are_an_error_before_the_build_begins(tmp_path):
     with pytest.raises(
         memload.SourceError,
         match=r"None of the first 3 samples .*: an array of float64 .* cannot be stored",
@@ -348,9 +343,7 @@ def test_only_unusable_arrays_are_an_error_before_the_build_begins(tmp_path: Pat
         ({"mode": "rgb"}, "mode must be one of RGB, L, I;16, array, not 'rgb'"),
     ],
 )
-def test_options_for_pictures_are_an_error_for_arrays(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_options_for_pictures_are_an_error_for_arrays(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         memload.build(
             np.zeros((3, 4, 6), np.uint8), tmp_path / "out.bin", **{"mode": "array"} | options
@@ -358,7 +351,7 @@ def test_options_for_pictures_are_an_error_for_arrays(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_are_not_arrays(folder: Path, tmp_path: Path) -> None:
+def test_files_are_not_arrays(folder, tmp_path):
     (tmp_path / "list.csv").write_text("path,label\na.png,b\n")
     (tmp_path / "a.png").touch()
     for source in (folder, str(folder), memload.open_source(tmp_path / "list.csv")):
@@ -370,13 +363,9 @@ def test_files_are_not_arrays(folder: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- names
 
 NAMES = {
-    "newline": b"a\nb",
-    "tab and spaces": b" a\t b ",
-    "quotes": b"\"'`$(x);&|<>*?[]{}!#%^~,=",
-    "not UTF-8": b"\xff\xfe\x80\xe4",
-    "encoded surrogate": b"\xed\xa0\x80",
-    "other scripts": "日本語-ñ-🐜-́".encode(),
-    "escapes": b"\x1b[31m\x07\x7f\x01",
+    "spaces and quotes": b" a\n\t \"'`$(x);&|<>*?[]{}!#%^~,= ",
+    "not UTF-8": b"\xff\xfe\x80\xe4 \xed\xa0\x80",
+    "other scripts": "日本語-ñ-🐜-́".encode() + b"\x1b[31m\x07\x7f\x01",
     "as an option": b"--overwrite",
     "long": b"n" * 220,
 }
@@ -385,7 +374,7 @@ on_names = pytest.mark.parametrize("raw", NAMES.values(), ids=NAMES)
 
 
 @pytest.fixture
-def any_name(tmp_path: Path) -> None:
+def any_name(tmp_path):
     """Skip on file systems whose names are not arbitrary bytes, as on macOS."""
     try:
         (tmp_path / os.fsdecode(b"\xff\x1b\n")).touch()
@@ -395,7 +384,7 @@ def any_name(tmp_path: Path) -> None:
 
 @on_names
 @pytest.mark.usefixtures("any_name")
-def test_samples_and_classes_of_any_name(raw: bytes, tmp_path: Path) -> None:
+def test_samples_and_classes_of_any_name(raw, tmp_path):
     name = os.fsdecode(raw)
     last = "\U0010ffff"
     for number, folder in enumerate((name, last)):
@@ -417,9 +406,7 @@ def test_samples_and_classes_of_any_name(raw: bytes, tmp_path: Path) -> None:
 
 @on_names
 @pytest.mark.usefixtures("any_name")
-def test_a_data_set_of_any_name_in_a_folder_of_any_name(
-    raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_of_any_name_in_a_folder_of_any_name(raw, tmp_path, monkeypatch):
     folder = tmp_path / os.fsdecode(raw)
     folder.mkdir()
     monkeypatch.chdir(folder)

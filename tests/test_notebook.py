@@ -22,7 +22,7 @@ print(notebook.cells[-1].outputs[0].text)
 
 
 @pytest.mark.timeout(300)
-def test_the_notebook_runs_and_its_network_learns(tmp_path: Path) -> None:
+def test_the_notebook_runs_and_its_network_learns(tmp_path):
     command = [sys.executable, "-c", RUN, str(NOTEBOOK)]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280
@@ -31,7 +31,7 @@ def test_the_notebook_runs_and_its_network_learns(tmp_path: Path) -> None:
     assert float(done.stdout.split()[-1]) > 0.8
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_the_notebook_is_kept_without_outputs():
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert [
         cell["outputs"] for cell in cells if cell["cell_type"] == "code" and cell["outputs"]

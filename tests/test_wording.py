@@ -7,13 +7,13 @@ import pytest
 from memload.wording import counted, listed, shape_text, size_text
 
 
-def test_numbers_are_told_with_their_nouns() -> None:
+def test_numbers_are_told_with_their_nouns():
     assert counted(1, "row") == "1 row"
     assert counted(0, "row") == "0 rows"
     assert counted(12_345, "class", "classes") == "12,345 classes"
 
 
-def test_long_lists_and_names_are_cut_and_hostile_ones_escaped() -> None:
+def test_long_lists_and_names_are_cut_and_hostile_ones_escaped():
     assert listed(["a", "b"], 2) == "a, b"
     assert listed(map(str, count()), 3) == "0, 1, 2, …"
     assert listed([]) == ""
@@ -37,9 +37,9 @@ def test_long_lists_and_names_are_cut_and_hostile_ones_escaped() -> None:
         (2 * 10**15, "2e+03 TB"),
     ],
 )
-def test_sizes_have_three_digits(size: int, text: str) -> None:
+def test_sizes_have_three_digits(size, text):
     assert size_text(size) == text
 
 
-def test_shapes_are_told_with_crosses() -> None:
+def test_shapes_are_told_with_crosses():
     assert shape_text((224, 224, 3)) == "224×224×3"

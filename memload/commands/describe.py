@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -29,21 +28,19 @@ def info(path: str, as_json: bool) -> None:
     if as_json:
         print_json({**facts, **({} if status is None else {"unfinished_build": status.as_dict()})})
         return
-    _print_facts(facts)
+    if facts:
+        _print_facts(facts)
     if status is not None:
         echo(str(status))
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
     """Print what is known of a data set."""
-    if "arrays" in facts:
-        facts["arrays"] = {name: _array_line(array) for name, array in facts["arrays"].items()}
-        facts["columns"] = {name: _column_line(column) for name, column in facts["columns"].items()}
+    facts["arrays"] = {name: _array_line(array) for name, array in facts["arrays"].items()}
+    facts["columns"] = {name: _column_line(column) for name, column in facts["columns"].items()}
     for name, counts in facts.pop("category_counts", {}).items():
         facts["categories"][name] = _with_counts(facts["categories"][name], counts)
-    # An index that memload did not write may hold anything there: then it is shown as it is.
-    with suppress(AttributeError, LookupError, TypeError, ValueError):
-        facts["statistics"] = _readable_statistics(facts)
+    facts["statistics"] = _readable_statistics(facts)
     for line in _lines(facts):
         echo(line)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,53 +34,33 @@ def with_columns(dataset: Any, /, **columns: Any) -> Index:
     Args:
         dataset: A path such as ``"out.bin"``, a `MemmapDataset`, or an index.
         columns: For each column, a value for each sample, in the order of the data set: a list of
-            texts or numbers, or an array or a tensor ``(n, …)``. Texts of ``label`` are names of
-            classes; those of other columns are categories. Classes and texts that the data set has
-            keep their numbers, and others follow. If none is known, the new ones are sorted.
-            Integers that count into the texts of the data set keep these texts.
+            texts or numbers, or an array or a tensor ``(n, …)``. None is a missing number or an
+            empty text. Texts of ``label`` are names of classes; those of other columns are
+            categories. Classes and texts that the data set has keep their numbers, and others
+            follow. If none is known, the new ones are sorted. Integers that count into the texts
+            of the data set keep these texts. Points and boxes stay such if the shape fits.
 
     Raises ValueError for a wrong name, length or value, and FormatError.
 
     >>> weights = [1.0, 0.5, 2.0]
     >>> memload.with_columns("out.bin", weight=weights).write("weighted.idx")  # doctest: +SKIP
     """
-    return change_columns(index_of(dataset), columns)
-
-
-def change_columns(
-    index: Index,
-    columns: Mapping[str, Any],
-    texts: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    kept: Collection[str] = (),
-) -> Index:
-    """Return an index with other columns. Points and boxes stay such if the shape fits.
-
-    Args:
-        index: The index.
-        columns: For each column, a value for each sample. None means a missing number or an
-            empty text.
-        texts: The texts that these columns count into, if they are others than those of the index.
-        kept: The columns whose texts keep their numbers even if none of them occurs.
-
-    Raises ValueError.
-    """
-    values, moving = dict(index.columns), {*index.points, *index.boxes}
-    known = dict(index.texts)
+    index = index_of(dataset)
+    values, texts, moving = dict(index.columns), index.texts, {*index.points, *index.boxes}
     for name, new in columns.items():
-        if any(array.name == name for array in index.arrays):
-            raise ValueError(f"{name}: an array has this name. Choose another one for the column.")
-        own_texts = known.pop(name, ())
-        numbers, new_texts = _typed(name, new, texts.get(name, own_texts), name in kept)
+        numbers, new_texts = _typed(index, name, new, texts.pop(name, ()))
         if len(numbers) != len(index):
             raise ValueError(
                 f"{name}: there are {len(numbers):,} values for {len(index):,} samples of "
                 f"{index.path.name}. Give a value for each sample."
             )
-        is_fitting = name in moving and numbers.shape[2:] == values[name].shape[2:]
-        moving -= set() if is_fitting else {name}
-        values[name] = numbers.astype(values[name].dtype) if is_fitting else numbers
-        known |= {} if new_texts is None else {name: tuple(new_texts)}
-    return replace_columns(index, values, known, moving)
+        if name in moving and numbers.shape[2:] == values[name].shape[2:]:
+            numbers = numbers.astype(values[name].dtype)
+        else:
+            moving.discard(name)
+        values[name] = numbers
+        texts |= {name: new_texts} if new_texts else {}
+    return replace_columns(index, values, texts, moving)
 
 
 def replace_columns(
@@ -98,11 +77,11 @@ def replace_columns(
         texts: What columns count into. Those of ``label`` are the classes.
         moving: Columns that stay points or boxes if they are such in ``index``. Others do not move.
     """
-    categories, statistics = dict(texts), index.statistics
+    categories, statistics = dict(texts), dict(index.statistics)
     classes = categories.pop("label", None)
-    counts = (
-        {} if classes is None else {"class_counts": class_counts(values["label"], len(classes))}
-    )
+    statistics.pop("class_counts", None)
+    if classes is not None:
+        statistics["class_counts"] = class_counts(values["label"], len(classes))
     return replace(
         index,
         columns=values,
@@ -110,31 +89,30 @@ def replace_columns(
         categories=categories,
         points=tuple(name for name in index.points if name in moving),
         boxes=tuple(name for name in index.boxes if name in moving),
-        statistics={n: v for n, v in statistics.items() if n != "class_counts"} | counts,
+        statistics=statistics,
         fingerprint="",
     )
 
 
 def _typed(
-    name: str, values: Any, known: Sequence[str], keeps_known: bool
-) -> tuple[np.ndarray, Sequence[str] | None]:
+    index: Index, name: str, values: Any, known: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return a column ``(n, …)``, and the texts that it counts into, if it does."""
-    values, columns = _numbers_or_list(values), Columns()
-    if isinstance(values, list) and {type(value) for value in values} - {type(None)} == {str}:
-        numbers, texts = _numbered([value or "" for value in values], known, keeps_known)
-        columns.add(name, numbers)
-    else:
-        texts = known
-        columns.add_values(name, values)
+    values, columns, texts = _numbers_or_list(values), Columns(), tuple(known)
+    if isinstance(values, list) and {*map(type, values)} - {type(None)} == {str}:
+        values, texts = _numbered([value or "" for value in values], known)
+    columns.add_values(name, values)
+    if any(array.name == name for array in index.arrays):
+        columns.skipped[name] = "its name is taken"
     if name in columns.skipped:
         raise ValueError(
             f"{name:.80}: {columns.skipped[name]}. Give another name, or all texts, all numbers, "
             "or arrays of one shape."
         )
     numbers = columns.values[name]
-    counts = texts and numbers.ndim == 1 and numbers.dtype.kind == "i"
-    is_within = bool(counts) and bool(np.all((numbers >= 0) & (numbers < len(texts))))
-    return numbers, texts if is_within else None
+    is_whole = numbers.ndim == 1 and numbers.dtype.kind == "i"
+    is_count = is_whole and bool(np.all((numbers >= 0) & (numbers < len(texts))))
+    return numbers, texts if is_count else ()
 
 
 def _numbers_or_list(values: Any) -> Any:
@@ -146,12 +124,10 @@ def _numbers_or_list(values: Any) -> Any:
     return [value.item() if isinstance(value, np.generic) else value for value in several]
 
 
-def _numbered(
-    texts: Sequence[str], known: Sequence[str], keeps_known: bool
-) -> tuple[np.ndarray, Sequence[str]]:
+def _numbered(texts: Sequence[str], known: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Number texts: first the known ones, unless none of them occurs, then the others, sorted."""
     found = {*texts}
-    first = () if found.isdisjoint(known) and not keeps_known else tuple(known)
+    first = () if found.isdisjoint(known) else tuple(known)
     united = (*first, *sorted(found - {*first}))
     number = {text: position for position, text in enumerate(united)}
     return np.array([number[text] for text in texts], np.int64), united

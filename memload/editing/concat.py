@@ -2,11 +2,11 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from memload.wording import counted, listed, shape_text
 logger = logging.getLogger("memload")
 
 
-def concat(*datasets: Any, columns: str | Sequence[str] = "same") -> Index:
+def concat(*datasets: Any, columns: Literal["same", "common"] = "same") -> Index:
     """Return an index of the samples of several data sets, one after another.
 
     Pixels are neither read nor copied: the index names the files that there are, each once. It can
@@ -34,8 +34,7 @@ def concat(*datasets: Any, columns: str | Sequence[str] = "same") -> Index:
         datasets: Paths such as ``"out.bin"``, `MemmapDataset` objects, which may be views, or
             indexes.
         columns: ``"same"``: the columns must have the same names, types and shapes. ``"common"``:
-            those that differ are left out. A list: these must be the same, and others that differ
-            are left out.
+            those that differ are left out.
 
     Raises ValueError for data sets that do not fit together, and FormatError.
 
@@ -43,43 +42,51 @@ def concat(*datasets: Any, columns: str | Sequence[str] = "same") -> Index:
     """
     if not datasets:
         raise ValueError("datasets: there is none to put together. Name at least one.")
-    indexes = [index_of(dataset) for dataset in datasets]
-    united = concatenate(indexes, columns)
+    if columns not in ("same", "common"):
+        raise ValueError(f"columns: {columns!r} is neither 'same' nor 'common'.")
+    required = () if columns == "common" else None
+    united = concatenate([index_of(dataset) for dataset in datasets], required)
     if united.classes is None and "label" in united.columns:
         logger.warning("labels have no names of classes, so their numbers stay as they are")
     counts = Counter(united.keys)
-    if twice := sum(counts.values()) - len(counts):
+    if twice := len(united) - len(counts):
         examples = listed((key for key, count in counts.items() if count > 1), 3)
         logger.warning(f"{counted(twice, 'name')} had a sample before: {examples}")
     return united
 
 
-def concatenate(indexes: Sequence[Index], columns: str | Sequence[str] = "same") -> Index:
+def concatenate(indexes: Sequence[Index], required: Sequence[str] | None = None) -> Index:
     """Return the index of the samples of several indexes, one after another. See `concat`.
 
     Files outside the folder of the first index are named by their absolute paths. Such an index can
     be read from, but not written.
+
+    Args:
+        indexes: The indexes.
+        required: The columns that must be the same, by default all. Others that differ are left
+            out.
+
+    Raises ValueError.
     """
-    first = indexes[0]
-    names = _common_columns(indexes, columns)
-    values = {name: np.concatenate([index.columns[name] for index in indexes]) for name in names}
-    texts = {}
+    first, names = indexes[0], _common_columns(indexes, required)
+    values, texts = {}, {}
     for name in names:
         if name in first.texts:
             texts[name], values[name] = _unite_texts(name, indexes)
+        else:
+            values[name] = np.concatenate([index.columns[name] for index in indexes])
     arrays = [_unite_array(array.name, indexes) for array in first.arrays]
     rows = {array.name: rows for array, rows, _ in arrays}
+    images = rows["image"]
     united = replace(
         first,
         arrays=tuple(array for array, _, _ in arrays),
-        row=rows["image"],
-        other_rows={
-            name: other for name, other in rows.items() if not np.array_equal(other, rows["image"])
-        },
+        row=images,
+        other_rows={name: own for name, own in rows.items() if not np.array_equal(own, images)},
         flags=np.concatenate([index.flags for index in indexes]),
         keys=_unite_keys(indexes),
         crc32={array.name: crc32 for array, _, crc32 in arrays},
-        build=_unite_build([index.build for index in indexes]),
+        build={"settings": _common_settings(indexes)},
         statistics=_unite_statistics(indexes),
     )
     return replace_columns(united, values, texts, names)
@@ -88,29 +95,24 @@ def concatenate(indexes: Sequence[Index], columns: str | Sequence[str] = "same")
 # ---------------------------------------------------------------------------------- what must agree
 
 
-def _common_columns(indexes: Sequence[Index], columns: str | Sequence[str]) -> list[str]:
+def _common_columns(indexes: Sequence[Index], required: Sequence[str] | None) -> list[str]:
     """Return the columns that are the same everywhere.
 
     Raises ValueError if arrays differ, or columns that must not.
     """
     facts = [_facts(index) for index in indexes]
-    names = [*dict.fromkeys(chain(*facts))]
+    names = dict.fromkeys(chain(*facts))
     arrays = {array.name for index in indexes for array in index.arrays}
-    differing = {n for n in names for found in facts if found.get(n) != facts[0].get(n)}
-    common = [name for name in names if name not in arrays | differing]
-    policies = {"same": names, "common": ()}
-    if isinstance(columns, str) and columns not in policies:
-        raise ValueError(f"columns: {columns!r} is neither 'same' nor 'common' nor a list.")
-    required = {*arrays, *(policies[columns] if isinstance(columns, str) else columns)}
-    for index, found in zip(indexes, facts, strict=True):
-        if wrong := [
-            f"{name!r} ({facts[0].get(name, 'missing')} in {indexes[0].path.name}, "
-            f"{found.get(name, 'missing')} in {index.path.name})"
-            for name in names
-            if name in required and found.get(name) != facts[0].get(name)
-        ]:
+    found = {name: [each.get(name, "missing") for each in facts] for name in names}
+    differing = [name for name in names if len({*found[name]}) > 1]
+    common = [name for name in names if name not in {*arrays, *differing}]
+    for name in differing:
+        if required is None or name in {*arrays, *required}:
+            files = (
+                f"{what} in {i.path.name}" for what, i in zip(found[name], indexes, strict=True)
+            )
             raise ValueError(
-                f"The data sets differ in {'; '.join(wrong)}. Build or relabel them alike, "
+                f"The data sets differ in {name!r}: {listed(files)}. Build or relabel them alike, "
                 "or leave out columns that differ: --columns common (columns='common'); of a "
                 f"Loader or a MemmapDataset, columns={common!r:.200}."
             )
@@ -124,9 +126,9 @@ def _facts(index: Index) -> dict[str, str]:
         numbers = f"{np.dtype(array.descr).name} {shape_text(array.shape)}"
         facts[array.name] = f"{array.kind} {numbers} behind {array.header_bytes:,} bytes"
     for name, column in index.columns.items():
-        kind = " points" * (name in index.points) + " boxes" * (name in index.boxes)
-        numbers = f"{column.dtype.name} {shape_text(column.shape[1:])}{kind}"
-        facts[name] = numbers.strip() if index.texts.get(name) is None else "text"
+        kind = "points" * (name in index.points) + "boxes" * (name in index.boxes)
+        numbers = f"{column.dtype.name} {shape_text(column.shape[1:])} {kind}"
+        facts[name] = "text" if name in index.texts else numbers.strip()
     return facts
 
 
@@ -183,36 +185,27 @@ def _unite_keys(indexes: Sequence[Index]) -> Keys:
     return Keys(np.cumsum([0, *sizes], dtype=np.int64), np.concatenate(data))
 
 
-def _unite_build(builds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is the same of all builds, and how many samples they had together."""
-    same = _same(builds)
-    if all("settings" in build for build in builds):
-        same["settings"] = _same([build["settings"] for build in builds])
-    counts = [name for name in ("records", "rejected") if all(name in build for build in builds)]
-    return same | {name: sum(build[name] for build in builds) for name in counts}
-
-
-def _same(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _common_settings(indexes: Sequence[Index]) -> dict[str, Any]:
+    """Return the settings that all builds had. What else is noted of a build is of one alone."""
+    settings = indexes[0].build.get("settings", {})
     return {
-        n: value for n, value in facts[0].items() if all(each.get(n) == value for each in facts)
+        name: value
+        for name, value in settings.items()
+        if all(index.setting(name) == value for index in indexes)
     }
 
 
 def _unite_statistics(indexes: Sequence[Index]) -> dict[str, Any]:
-    """Return mean and standard deviation of each channel, and the ids of masks. No row is read.
+    """Return mean and standard deviation of each channel. No row is read.
 
     They are exact for whole data sets. A subset has those of the data set that it was taken from;
     they count with the number of rows that its samples use.
     """
     statistics, united = [index.statistics for index in indexes], dict[str, Any]()
     rows = [len(np.unique(index.row)) for index in indexes]
-    if any(rows) and all("mean" in each and "std" in each for each in statistics):
+    if any(rows) and all("std" in each for each in statistics):
         means, deviations = (np.array([each[n] for each in statistics]) for n in ("mean", "std"))
         mean = np.average(means, axis=0, weights=rows)
         variance = np.average(deviations**2 + (means - mean) ** 2, axis=0, weights=rows)
         united |= {"mean": mean.tolist(), "std": np.sqrt(variance).tolist()}
-    ids = [each.get("mask_ids", {}) for each in statistics]
-    arrays = [array.name for array in indexes[0].arrays]
-    if names := [name for name in arrays if all(name in each for each in ids)]:
-        united["mask_ids"] = {name: sorted({*chain(*(i[name] for i in ids))}) for name in names}
     return united

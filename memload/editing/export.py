@@ -70,9 +70,9 @@ def export(dataset: Any, output: str | Path, *, progress: bool | None = None) ->
         )
     path = Path(os.path.abspath(output))  # noqa: PTH100  # resolve() would follow a link
     is_tar = path.suffix == ".tar"
-    beside = [] if is_tar else [_beside(path, name) for name in _names(index)[1:]]
+    names = [] if is_tar else [a.name for a in index.arrays if a.name != "image"]
     with (
-        _written_aside([*beside, path]) as folder,
+        _written_aside([*(_beside(path, name) for name in names), path]) as folder,
         progress_of(path.name, len(index), progress, "samples") as show,
     ):
         write = _write_tar if is_tar else _write_folder
@@ -87,13 +87,7 @@ def _written_aside(targets: Sequence[Path]) -> Iterator[Path]:
         raise FileExistsError(f"{existing[0]} exists already. Remove it, or choose another output.")
     output = targets[-1]
     folder = output.with_name(f"{output.name}.exporting")
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        raise FileExistsError(
-            f"{folder} exists: another export is running, or was stopped. If none is running, "
-            "remove the folder."
-        ) from None
+    folder.mkdir()  # FileExistsError: another export is running, or was killed
     try:
         yield folder
         for target in targets:
@@ -106,14 +100,9 @@ def _written_aside(targets: Sequence[Path]) -> Iterator[Path]:
 # ------------------------------------------------------------------------------------ what is in it
 
 
-def _names(index: Index) -> list[str]:
-    """Return the names of the arrays, that of the images first."""
-    return ["image", *(array.name for array in index.arrays if array.name != "image")]
-
-
 def _encoded(index: Index, show: Show) -> Iterator[dict[str, bytes]]:
     """Yield the files of each sample: contents by what their names end in, such as ``mask.png``."""
-    opened = [Shards(index, name) for name in _names(index)]
+    opened = [Shards(index, array.name) for array in index.arrays]
 
     def encode(position: int) -> dict[str, bytes]:
         return dict(_file_of(index, shards, position) for shards in opened)

@@ -50,9 +50,15 @@ def join(dataset: Any, /, **arrays: Any) -> Index:
     if not len(kept):
         raise ValueError(f"No sample of {index.path} has all of these arrays. Join fewer of them.")
     joined = index if len(kept) == len(index) else index.subset(kept)
-    for addition in added:
-        joined = _with_array(joined, addition, addition.rows[kept])
-    return joined
+    rows = {addition.array.name: addition.rows[kept] for addition in added}
+    others = {name: own for name, own in rows.items() if not np.array_equal(own, joined.row)}
+    return replace(
+        joined,
+        arrays=(*joined.arrays, *(addition.array for addition in added)),
+        other_rows={**joined.other_rows, **others},
+        crc32={**joined.crc32, **{addition.array.name: addition.crc32 for addition in added}},
+        fingerprint="",
+    )
 
 
 class _Addition(NamedTuple):
@@ -63,114 +69,85 @@ class _Addition(NamedTuple):
     crc32: np.ndarray
 
 
-def _with_array(index: Index, addition: _Addition, rows: np.ndarray) -> Index:
-    """Return the index with one more array. ``rows`` has its row for each sample."""
-    name = addition.array.name
-    is_other = not np.array_equal(rows, index.row)
-    return replace(
-        index,
-        arrays=(*index.arrays, addition.array),
-        other_rows={**index.other_rows, name: rows} if is_other else index.other_rows,
-        crc32={**index.crc32, name: addition.crc32},
-        fingerprint="",
-    )
-
-
-def _addition(first: Index, name: str, source: Any) -> _Addition:
+def _addition(index: Index, name: str, source: Any) -> _Addition:
     check_array_name(name)
-    if name in first.names:
-        raise ValueError(
-            f"{name}: {first.path.name} has an array or a column of this name already. Choose "
-            "another name."
-        )
-    is_npy = isinstance(source, str | Path) and Path(source).suffix in (".npy", ".npz")
-    found = (_from_npy if is_npy else _from_data_set)(first, name, source)
-    what = describe((found.array.rows, *found.array.shape), found.array.descr)
-    logger.info(f"{name}: {found.array.kind}s, {what}, from {source}")
-    return found
+    if name in index.names:
+        raise ValueError(f"{name}: {index.path.name} has that already. Choose another name.")
+    is_npy = isinstance(source, str | Path) and Path(source).suffix == ".npy"
+    added = _from_npy(index, name, Path(source)) if is_npy else _from_data_set(index, name, source)
+    what = describe((added.array.rows, *added.array.shape), added.array.descr)
+    logger.info(f"{name}: {added.array.kind}s, {what}, from {source}")
+    return added
 
 
-def _from_npy(first: Index, name: str, source: str | Path) -> _Addition:
-    path = Path(source)
-    rows = _opened(path)
-    if len(rows) != len(first):
-        raise ValueError(
-            f"{path} has {len(rows):,} rows, but {first.path.name} has {len(first):,} samples. "
-            "Save one row for each sample, in the order of the data set."
-        )
-    size = first.image.shape[:2]
-    is_mask = rows.dtype.str in DESCRS_OF_MASKS and rows.shape[1:] in (size, (*size, 1))
-    shape = size if is_mask else rows.shape[1:]
-    shard = Shard(path.name, len(rows), path.stat().st_size)
-    array = Array(name, rows.dtype.str, shape, (shard,), "mask" if is_mask else "array")
-    crc32 = np.array([zlib.crc32(row) for row in rows], np.uint32)
-    return _Addition(array, np.arange(len(first)), crc32)
-
-
-def _opened(path: Path) -> np.ndarray:
-    """Map an NPY file. Raises FormatError if its rows cannot be used where they are."""
+def _from_npy(index: Index, name: str, path: Path) -> _Addition:
+    """Return the rows of an NPY file. Raises FormatError if they cannot be used where they are."""
     try:
         rows = np.load(path, mmap_mode="r")
     except (ValueError, EOFError, OSError) as error:
         problem = f"{path} cannot be joined: {error}. Save an array with np.save."
         raise FormatError(problem, path=path) from error
-    if not isinstance(rows, np.memmap):
-        raise FormatError(f"{path} holds several arrays. Save one with np.save.", path=path)
-    if rows.dtype.str in DESCRS_OF_ARRAYS and rows.ndim > 1 and rows.flags.c_contiguous:
-        return rows
-    order = "C" if rows.flags.c_contiguous else "Fortran"
-    raise FormatError(
-        f"{path} holds an array {rows.shape} of {rows.dtype.str} in {order} order, whose rows "
-        "cannot be used where they are. Save np.ascontiguousarray(array, dtype) with two "
-        f"dimensions or more and one of the types {', '.join(DESCRS_OF_ARRAYS)}. Single numbers "
-        "are columns: memload.with_columns.",
-        path=path,
-    )
+    descr, is_in_order = rows.dtype.str, rows.flags.c_contiguous
+    if descr not in DESCRS_OF_ARRAYS or rows.ndim < 2 or not is_in_order:
+        raise FormatError(
+            f"{path} holds an array {rows.shape} of {descr} in {'C' if is_in_order else 'Fortran'} "
+            "order, whose rows cannot be used where they are. Save np.ascontiguousarray(array, "
+            "dtype) with two dimensions or more and one of the types "
+            f"{', '.join(DESCRS_OF_ARRAYS)}. Single numbers are columns: memload.with_columns.",
+            path=path,
+        )
+    if len(rows) != len(index):
+        raise ValueError(
+            f"{path} has {len(rows):,} rows, but {index.path.name} has {len(index):,} samples. "
+            "Save one row for each sample, in the order of the data set."
+        )
+    size = index.image.shape[:2]
+    is_mask = descr in DESCRS_OF_MASKS and rows.shape[1:] in (size, (*size, 1))
+    shape = size if is_mask else rows.shape[1:]
+    shard = Shard(path.name, len(rows), path.stat().st_size)
+    array = Array(name, descr, shape, (shard,), "mask" if is_mask else "array")
+    return _Addition(array, np.arange(len(rows)), np.array([*map(zlib.crc32, rows)], np.uint32))
 
 
-def _from_data_set(first: Index, name: str, source: Any) -> _Addition:
+def _from_data_set(index: Index, name: str, source: Any) -> _Addition:
+    """Return the rows of the samples of the same names in another data set."""
     other = index_of(source)
     names = [array.name for array in other.arrays]
-    chosen = name if name in names or len(names) > 1 else "image"
-    if chosen not in names:
+    taken = "image" if names == ["image"] else name
+    if taken not in names:
         raise ValueError(
-            f"{name}: {other.path.name} has no array {name!r}, only {', '.join(names)}. Join one "
-            "of them, under its own name."
+            f"{name}: {other.path.name} has no array {name!r}, only {listed(names)}. Join one of "
+            "them, under its own name."
         )
-    array = other.array(chosen)
-    if not _fits(first, other, array):
+    array = other.array(taken)
+    if not _fits(index, other, array):
         raise ValueError(
             f"{name}: the masks of {other.path.name} may not lie on the images of "
-            f"{first.path.name}: they have another size, or their images were built with other "
+            f"{index.path.name}: they have another size, or their images were built with other "
             "or unknown settings, or as images by themselves. Build both in one call of "
             "memload.build."
         )
-    positions = match_samples(first, other.keys, other.path.name)
-    is_found = positions >= 0
-    if missing := np.flatnonzero(~is_found).tolist():
-        examples = listed((first.keys[number] for number in missing), 3)
+    positions = match_samples(index, other.keys, other.path.name)
+    if missing := np.flatnonzero(positions < 0).tolist():
+        examples = listed((index.keys[number] for number in missing), 3)
         logger.warning(
-            f"{name}: {len(missing):,} of {counted(len(first), 'sample')} not in "
+            f"{name}: {len(missing):,} of {counted(len(index), 'sample')} not in "
             f"{other.path.name} and left out: {examples}"
         )
-    rows = np.where(is_found, other.rows_of(chosen)[positions], -1)
+    rows = np.where(positions < 0, -1, other.rows_of(taken)[positions])
     kind = "array" if array.kind == "image" else array.kind
-    return _Addition(replace(array, name=name, kind=kind), rows, other.crc32[chosen])
+    return _Addition(replace(array, name=name, kind=kind), rows, other.crc32[taken])
 
 
-def _fits(first: Index, other: Index, array: Array) -> bool:
+def _fits(index: Index, other: Index, array: Array) -> bool:
     """Return whether masks are known to lie on the images; true for other arrays.
 
     Gray images are refused, as they may be masks that were built without their images.
     """
-    if array.kind == "mask":
-        same = _framing(first) == _framing(other) is not None
-        return same and array.shape == first.image.shape[:2]
-    return array.kind != "image" or array.descr not in DESCRS_OF_MASKS or array.shape[2] != 1
-
-
-def _framing(index: Index) -> tuple[Any, ...] | None:
-    """Return what decides which part of a picture its row shows, or None if that is not known."""
-    if index.setting("fit") is None and index.setting("mode") != "array":
-        return None  # as of data sets of different builds that were put together
-    return index.setting("fit"), index.setting("exif")
+    if array.kind != "mask":
+        return array.kind == "array" or array.descr not in DESCRS_OF_MASKS or array.shape[2] != 1
+    # What decides which part of a picture its row shows. Data sets of different builds that were
+    # put together have no "fit".
+    framing, own = ([each.setting(n) for n in ("mode", "fit", "exif")] for each in (other, index))
+    is_known = own[1] is not None or own[0] == "array"
+    return is_known and framing[1:] == own[1:] and array.shape == index.image.shape[:2]

@@ -1,14 +1,15 @@
 """Other labels and columns for a data set, from a table."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from memload.editing.columns import change_columns
+from memload.editing.columns import with_columns
 from memload.editing.index_files import index_of
 from memload.editing.matching import match_samples
 from memload.errors import SourceError
@@ -22,6 +23,8 @@ logger = logging.getLogger("memload")
 
 #: What becomes of samples without a line.
 Missing = Literal["error", "drop", "keep"]
+#: What a cell without a value holds, in CSV and in JSON.
+_EMPTY = ("", None)
 
 
 def relabel(
@@ -67,28 +70,27 @@ def relabel(
     """
     if missing not in get_args(Missing):
         raise ValueError(f"missing: {missing!r} is none of 'error', 'drop' and 'keep'.")
-    index, table = index_of(dataset), Path(table)
-    names, columns = _read_table(table, index, key, label)
-    lines = match_samples(index, names, table.name)
-    _check_lines(index, lines, names, table, missing)
-    samples = np.flatnonzero(lines >= 0)
-    values: dict[str, Sequence[Any]] = {
-        name: [cells[line] for line in lines[samples]] for name, cells in columns.items()
+    index, path = index_of(dataset), Path(table)
+    names, columns = _read_table(path, index, key, label)
+    lines = match_samples(index, names, path.name)
+    _check_lines(index, lines, names, path, missing)
+    found = np.flatnonzero(lines >= 0)
+    # The samples that have a value in each column. Others may keep theirs.
+    samples = {
+        name: [s for s in found.tolist() if missing != "keep" or cells[lines[s]] not in _EMPTY]
+        for name, cells in columns.items()
     }
-    if missing == "keep":
-        values = {name: _merged(index, name, new, samples) for name, new in values.items()}
-    else:
-        index = index.subset(samples)
-    if any(value is None or value == "" for value in values.get("label", ())):
-        raise SourceError(f"{table}: labels are missing. Fill them in.", path=table)
-    given = None if classes is None else read_classes(classes)
-    changed = change_columns(
-        index,
-        values,
-        {} if given is None else {"label": given},
-        kept=values if missing == "keep" else ["label"] * (given is not None),
+    values = _typed(
+        path, index, {name: [columns[name][lines[s]] for s in own] for name, own in samples.items()}
     )
-    if given is not None and [*(changed.classes or ())] != given:
+    if missing == "keep":
+        values = {name: _merged(index, name, samples[name], new) for name, new in values.items()}
+    else:
+        index = index.subset(found)
+    given = None if classes is None else tuple(read_classes(classes))
+    is_counted_anew = given is not None and "label" in values
+    changed = with_columns(replace(index, classes=given) if is_counted_anew else index, **values)
+    if given not in (None, changed.classes):
         new = listed((name for name in changed.classes or () if name not in given), 3)
         raise ValueError(
             f"classes: labels are not among the {len(given):,} classes: "
@@ -101,28 +103,40 @@ def relabel(
 def _read_table(
     path: Path, index: Index, key: str | None, label: str | None
 ) -> tuple[Sequence[str], dict[str, Sequence[Any]]]:
-    """Return the names in a table, and its columns: texts, numbers, lists. None means missing.
+    """Return the names in a table, and its other columns. The cells of CSV are texts.
 
-    A column of CSV in which a text of the data set occurs is text, even if all cells could be
-    numbers. Raises SourceError.
+    Raises SourceError.
     """
     notes: list[str] = []
     table = tables.read_table(path, notes)
     own_keys = [name for name in (tables.EXPORTED_KEY, "key") if name in table]
-    key = key or (own_keys[0] if own_keys else tables.image_column(table, notes))
-    own = [name for name in LABEL_NAMES if name == "label" or name not in index.columns]
-    label = label or next((name for name in own if name in table and name != key), None)
+    key = key or next(iter(own_keys), None) or tables.image_column(table, notes)
+    # A column of the data set that is called so is no label.
+    usual = [name for name in LABEL_NAMES if name == "label" or name not in index.columns]
+    label = label or next((name for name in usual if name in table and name != key), None)
     if unknown := [name for name in (key, label) if name and name not in table]:
         found = f"only {listed(table)}. Name one of them."
         raise SourceError(f"{path}: there is no column {unknown[0]!r}, {found}", path=path)
     names = table.pop(key)
-    if key in own_keys:  # the paths beside it are those of an export, or say the same
-        table.pop(tables.PATH, None)
+    table.pop(tables.PATH, None)  # the paths beside the names are those of an export
     if label is None:
-        notes.append(f"{path.name} has no column {own[0]} or {own[1]}, so labels stay as they are")
+        notes.append(f"{path.name} has no column label or class, so labels stay as they are")
     elif label != "label":
         notes.append(f"the labels are taken from column {label!r}")
         table["label"] = table.pop(label)
+    for note in notes:
+        logger.info(note)
+    return names, table
+
+
+def _typed(path: Path, index: Index, table: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the columns of a table with numbers in place of the texts of CSV.
+
+    A column in which a text of the data set occurs is text, even if all cells could be numbers.
+    Raises SourceError if a label is missing.
+    """
+    if any(cell in _EMPTY for cell in table.get("label", ())):
+        raise SourceError(f"{path}: labels are missing. Fill them in.", path=path)
     texts = {
         name: cells
         for name, cells in table.items()
@@ -131,18 +145,7 @@ def _read_table(
     others = {name: cells for name, cells in table.items() if name not in texts}
     if not tables.is_json(path):
         others = {name: tables.numbers_or_texts(cells) for name, cells in others.items()}
-    for note in notes:
-        logger.info(note)
-    return names, {name: _listed(cells) for name, cells in (texts | others).items()}
-
-
-def _listed(values: Any) -> Any:
-    """Return values as a list, with None for NaN. They are integers if all others are whole."""
-    if not isinstance(values, np.ndarray):
-        return values
-    missing = np.isnan(values)
-    is_whole = missing.any() and bool(np.all(values[~missing] % 1 == 0))
-    return [None if v != v else int(v) if is_whole else v for v in values.tolist()]
+    return texts | others
 
 
 def _check_lines(
@@ -167,8 +170,8 @@ def _check_lines(
         logger.warning(f"{counted(len(unused), 'line')} in {table} without a sample: {examples}")
 
 
-def _merged(index: Index, name: str, values: Sequence[Any], samples: np.ndarray) -> Sequence[Any]:
-    """Return the values of all samples: new ones where there are any, else those of the data set.
+def _merged(index: Index, name: str, samples: Sequence[int], values: Any) -> list[Any]:
+    """Return the values of all samples: the new ones of these samples, else those they have.
 
     Raises ValueError if the data set has no such column.
     """
@@ -179,12 +182,11 @@ def _merged(index: Index, name: str, values: Sequence[Any], samples: np.ndarray)
         )
     texts = index.texts.get(name)
     merged: list[Any] = index.columns[name].tolist()
-    if texts is not None:
+    if texts:
         merged = [texts[number] for number in merged]
-    for sample, value in zip(samples.tolist(), values, strict=True):
-        if value is not None and value != "":
-            is_number = texts is not None and type(value) is int and 0 <= value < len(texts)
-            merged[sample] = texts[value] if texts is not None and is_number else value
+    for sample, value in zip(samples, values, strict=True):
+        is_number = isinstance(value, int | np.integer) and value in range(len(texts or ()))
+        merged[sample] = texts[value] if texts and is_number else value
     return merged
 
 

@@ -37,17 +37,6 @@ def test_mean_and_deviation_are_those_of_all_rows(make_dataset):
     assert {*memload.concat(first, unknown).statistics} == {"class_counts"}
 
 
-def test_ids_of_masks_are_united(make_dataset, add_array):
-    indexes = [
-        add_array(
-            make_dataset(f"{name}.bin", seed=number), "mask", np.zeros((5, 4, 6), "u1"), "mask",
-            statistics={"mask_ids": {"mask": [number, 7]}},
-        )
-        for number, name in enumerate("ab")
-    ]  # fmt: skip
-    assert memload.concat(*indexes).statistics["mask_ids"] == {"mask": [0, 1, 7]}
-
-
 def test_classes_are_united_by_name_in_the_order_of_their_appearance(make_dataset):
     first = make_dataset("a.bin", classes=("cat", "ant", "bee"))
     second = make_dataset("b.bin", classes=("dog", "cat", "eel"), seed=1)
@@ -67,20 +56,16 @@ def test_columns_that_differ_are_named_or_left_out(make_dataset):
     first = memload.with_columns(make_dataset("a.bin"), age=[1] * 5, pose=np.zeros((5, 2), "f4"))
     second = memload.with_columns(make_dataset("b.bin", seed=1), age=[0.5] * 5)
     with pytest.raises(
-        ValueError, match=r"differ in 'age' \(int64 in a.idx, float64 in b.idx\); 'pose'"
+        ValueError, match=r"differ in 'age': int64 in a.idx, float64 in b.idx.*=\['label'\]"
     ):
         memload.concat(first, second)
     assert [*memload.concat(first, second, columns="common").columns] == ["label"]
-    assert [*memload.concat(first, second, columns=["label"]).columns] == ["label"]
-    with pytest.raises(ValueError, match="differ in 'pose'"):
-        memload.concat(first, second, columns=["pose"])
 
 
-@pytest.mark.parametrize("columns", ["same", ["label"]])
-def test_labels_with_and_without_names_are_not_mixed(make_dataset, columns):
+def test_labels_with_and_without_names_are_not_mixed(make_dataset):
     first, second = make_dataset("a.bin"), make_dataset("b.bin", classes=None, seed=1)
-    with pytest.raises(ValueError, match=r"'label' \(text in a.idx, int64 in b.idx\)"):
-        memload.concat(first, second, columns=columns)
+    with pytest.raises(ValueError, match=r"'label': text in a.idx, int64 in b.idx"):
+        memload.concat(first, second)
 
 
 @pytest.mark.parametrize("columns", ["same", "common"])
@@ -91,7 +76,7 @@ def test_arrays_must_be_alike(make_dataset, add_array, columns):
         (make_dataset("c.bin", descr="<u2"), "image uint16 4×6×3"),
         (
             add_array(make_dataset("d.bin"), "depth", np.zeros((5, 2))),
-            "'depth' .missing in a.idx, array float64 2",
+            "'depth': missing in a.idx, array float64 2",
         ),
     ):
         with pytest.raises(ValueError, match=found):

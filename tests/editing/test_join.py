@@ -122,8 +122,7 @@ def test_npy_files_that_cannot_be_used_in_place_are_refused(make_dataset, saved,
 
 
 def test_files_that_are_no_npy_are_refused(make_dataset, tmp_path):
-    np.savez(tmp_path / "a.npz", np.zeros((5, 2)))
     (tmp_path / "b.npy").write_text("no array")
-    for name in ("a.npz", "b.npy", "missing.npy"):
-        with pytest.raises(memload.FormatError, match=f"{name} (cannot be joined|holds several)"):
+    for name in ("b.npy", "missing.npy"):
+        with pytest.raises(memload.FormatError, match=f"{name} cannot be joined"):
             memload.join(make_dataset(), f=tmp_path / name)

@@ -172,7 +172,7 @@ class Editing(RuleBasedStateMachine):
         return self.edited(lambda: memload.join(path, **{name: file}), name in samples[0], joined)
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [10, pytest.param(40, marks=pytest.mark.slow)])
 def test_edits_do_to_data_sets_what_they_do_to_a_list_of_dicts(
     write_dataset, samples_in, tmp_path, examples
 ):

@@ -17,7 +17,11 @@ WRONG = {
     "columns": (lambda ds: memload.concat(ds, columns="all"), ValueError, "'all' is neither"),
     "join nothing": (memload.join, ValueError, "nothing to join"),
     "join a name": (lambda ds: memload.join(ds, label=ds), ValueError, "meaning of its own"),
-    "join a column": (lambda ds: memload.join(ds, age=ds), ValueError, "an array or a column"),
+    "join a column": (
+        lambda ds: memload.join(ds, age=ds),
+        ValueError,
+        "age: made.idx has that already",
+    ),
     "missing": (lambda ds: memload.relabel(ds, "x.csv", missing="no"), ValueError, "none of"),
     "no table": (lambda ds: memload.relabel(ds, "x.csv"), memload.SourceError, "x.csv"),
     "no lines": (lambda ds: memload.relabel(ds, "x.jsonl"), memload.SourceError, "x.jsonl"),
@@ -37,7 +41,7 @@ WRONG = {
     "array": (
         lambda ds: memload.with_columns(ds, image=[1] * 5),
         ValueError,
-        "array has this name",
+        "image: its name is taken",
     ),
     "mixed": (lambda ds: memload.with_columns(ds, a=[1, "x", 3, 4, 5]), ValueError, "neither"),
     "large": (lambda ds: memload.with_columns(ds, a=[2**60 + 1, 0.5]), ValueError, "above 2⁵³"),

@@ -3,7 +3,6 @@
 import ctypes
 import mmap
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import pytest
 PAGE = mmap.PAGESIZE
 
 
-def look_for_pages(path: Path) -> list[bool]:
+def look_for_pages(path):
     """Return which pages of a file are in the page cache. Unlike a read, mincore brings none in."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         found = np.zeros(-(-len(mapped) // PAGE), np.uint8)
@@ -23,7 +22,7 @@ def look_for_pages(path: Path) -> list[bool]:
     return (found & 1).astype(bool).tolist()
 
 
-def drop_pages(path: Path) -> None:
+def drop_pages(path):
     """Remove a file from the page cache."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())

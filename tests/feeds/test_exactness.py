@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -60,10 +61,17 @@ def stored(samples):
     ).reshape(-1, *samples.shards.array.shape)
 
 
-@given(st.data())
-@settings(max_examples=150, deadline=None, database=None, phases=PHASES)
-def test_every_row_is_that_of_its_file_and_counts_add_up(write_dataset, add_array, data):
-    draw = data.draw
+@pytest.mark.parametrize("examples", [50, pytest.param(400, marks=pytest.mark.slow)])
+def test_every_row_is_that_of_its_file_and_counts_add_up(write_dataset, add_array, examples):
+    @given(st.data())
+    @settings(max_examples=examples, deadline=None, database=None, phases=PHASES)
+    def check(data):
+        check_rows(data.draw, write_dataset, add_array)
+
+    check()
+
+
+def check_rows(draw, write_dataset, add_array):
     window_bytes = PAGE * draw(st.sampled_from([1, 2, 4]))
     driver = draw(st.sampled_from(["batch v2", "batch", "one by one"]))
     ends = draw(st.sampled_from(["never", "before", "RAM runs short", "pages are refused"]))

@@ -93,7 +93,7 @@ def test_what_is_not_measured_in_time_is_said(output, monkeypatch):
 
 def test_a_cold_slow_disk_is_found(output, monkeypatch):
     def preadv(file, buffers, offset):
-        time.sleep(0.5)
+        time.sleep(0.2)
         return len(buffers[0])
 
     monkeypatch.setattr(stages, "open_direct", os.dup)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from memload import CudaPrefetcher, FormatError, Index, Loader, MemmapDataset, fast_collate
+from memload import CudaPrefetcher, FormatError, Loader, MemmapDataset, fast_collate
 from memload.transforms import Compose, RandomHorizontalFlip
 
 SIZE = 23
@@ -130,7 +130,7 @@ def test_a_function_that_crops_images_but_not_their_masks_is_warned_of(path):
 
 
 def test_the_labels_of_boxes_keep_their_name_beside_the_label_of_the_image(make_dataset):
-    index: Index = make_dataset()
+    index = make_dataset()
     of_boxes = np.arange(2 * len(index)).reshape(-1, 2)
     replace(index, columns={**index.columns, "labels": of_boxes}).write(index.path)
     (batch,) = Loader(index.path, len(index), device="cpu")

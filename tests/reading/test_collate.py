@@ -147,19 +147,19 @@ def test_broken_samples_are_dropped_with_their_labels():
         assert fast_collate(broken) is None
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_process_warns_once_of_dropped_samples(num_workers):
-    code = f"""if True:
+def test_each_process_warns_once_of_dropped_samples():
+    code = """if True:
         import memload, torch
         numbers = [None if number % 4 == 3 else number for number in range(24)]
-        loader = torch.utils.data.DataLoader(
-            numbers, 4, num_workers={num_workers}, collate_fn=memload.fast_collate,
-            persistent_workers={num_workers > 0},
-        )
-        assert [len(batch) for _ in range(2) for batch in loader] == [3] * 12
+        for num_workers in (2, 0):
+            loader = torch.utils.data.DataLoader(
+                numbers, 4, num_workers=num_workers, collate_fn=memload.fast_collate,
+                persistent_workers=num_workers > 0,
+            )
+            assert [len(batch) for _ in range(2) for batch in loader] == [3] * 12
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.count("fast_collate drops samples that are None") == max(1, num_workers)
+    assert done.stderr.count("fast_collate drops samples that are None") == 2 + 1
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ INTEGERS = [list, np.array, torch.tensor, lambda values: [np.int64(value) for va
 BOOLEANS = [list, lambda values: np.array(values, bool), lambda values: torch.tensor(values) > 0]
 
 
-@settings(max_examples=100, deadline=None, database=None, derandomize=True)
+@settings(max_examples=40, deadline=None, database=None, derandomize=True)
 @given(data=st.data())
 def test_views_pickles_copies_and_saved_indexes_of_each_other(path, data):
     dataset, reference = MemmapDataset(path), list(range(SAMPLES))

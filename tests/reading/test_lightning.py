@@ -5,12 +5,11 @@ import torch
 
 from memload import Loader
 
-lightning = pytest.importorskip("lightning")
-
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def test_overfit_batches_takes_the_same_batches_of_a_loader_that_does_not_shuffle(make_dataset):
+    lightning = pytest.importorskip("lightning")
     seen = []
 
     class Model(lightning.LightningModule):

@@ -165,14 +165,15 @@ class Training(RuleBasedStateMachine):
             assert (self.state["epoch"], self.state["samples_seen"]) == (self.epoch, self.seen)
 
 
-def test_a_training_goes_on_wherever_it_was_stopped(make_dataset):
+@pytest.mark.parametrize("examples", [40, pytest.param(250, marks=pytest.mark.slow)])
+def test_a_training_goes_on_wherever_it_was_stopped(make_dataset, examples):
     index = make_dataset(rows=(9, 8, 6), shape=(2, 2, 3))
     dataset = MemmapDataset(index.path, columns=["index"])
     run_state_machine_as_test(
         lambda: Training(dataset),
         # Shrinking would take minutes, and 20 steps can be read as they are.
         settings=settings(
-            max_examples=120,
+            max_examples=examples,
             stateful_step_count=20,
             deadline=None,
             phases=[Phase.reuse, Phase.generate],

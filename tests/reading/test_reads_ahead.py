@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -52,24 +53,20 @@ on_threads = pytest.mark.parametrize("num_threads", [0, 1, 3])
 
 
 @on_threads
-@pytest.mark.parametrize("in_flight", [1, 2, 6])
-@pytest.mark.parametrize("reads_ahead", [0, 1, 7])
-@pytest.mark.parametrize("size", [0, 1, 12])
-def test_batches_come_in_order_and_no_more_is_begun_than_allowed(
-    size, reads_ahead, in_flight, num_threads, own_threads
-):
-    reads = Reads(size)
-    options = {"in_flight": in_flight, "reads_ahead": reads_ahead, "num_threads": num_threads}
-    batches = run_ahead(reads, **options)
-    assert reads.begun == []
-    for count in range(size):
-        assert next(batches)[1].number == count
-        assert len(reads.begun) == min(size, count + in_flight + reads_ahead)
-        assert len(reads.made) <= count + in_flight
-        if not num_threads:
-            assert reads.made == list(range(min(size, count + in_flight)))
-    assert numbers(batches) == []
-    assert not own_threads()
+def test_batches_come_in_order_and_no_more_is_begun_than_allowed(num_threads, own_threads):
+    for in_flight, reads_ahead, size in product((1, 2, 6), (0, 1, 7), (0, 1, 12)):
+        reads = Reads(size)
+        options = {"in_flight": in_flight, "reads_ahead": reads_ahead, "num_threads": num_threads}
+        batches = run_ahead(reads, **options)
+        assert reads.begun == []
+        for count in range(size):
+            assert next(batches)[1].number == count
+            assert len(reads.begun) == min(size, count + in_flight + reads_ahead)
+            assert len(reads.made) <= count + in_flight
+            if not num_threads:
+                assert reads.made == list(range(min(size, count + in_flight)))
+        assert numbers(batches) == []
+        assert not own_threads()
 
 
 def test_no_batch_waits_for_the_disk_while_another_can_be_handed_over():

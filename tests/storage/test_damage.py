@@ -147,7 +147,7 @@ def test_another_file_is_refused(content, tmp_path):
         Index.read(tmp_path / "other.idx")
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(st.data())
 def test_an_index_with_other_bytes_opens_as_it_was_or_is_refused(write_dataset, data):
     with tempfile.TemporaryDirectory() as folder:

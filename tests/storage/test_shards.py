@@ -58,7 +58,7 @@ def flip(path, position):
     st.sampled_from(["warm", "cold", "always cold"]),
     st.data(),
 )
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 def test_rows_are_those_that_numpy_reads(write_dataset, rows, shape, descr, state, data):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         shards = Shards(write_dataset(Path(folder), rows=rows, shape=shape, descr=descr))

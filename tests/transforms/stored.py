@@ -103,17 +103,16 @@ def outputs():
                     bound(images, given, samples=np.arange(len(images)), seed=3),
                 )
     for name in RECIPES:
-        small = {"small_size": 6, "num_small": 2} if name == "dino" else {}
-        options = {} if name == "evaluate" else {"mix": False}
-        takes_mix = name in ("imagenet_v2", "deit3")
-        step = getattr(recipes, name)(
-            12, mean="imagenet", **small, **(options if takes_mix else {})
-        )
         pixels, columns = batch(4)
-        yield (
-            name,
-            step.bind(num_classes=4, **FOLLOWERS)(pixels, columns, samples=np.arange(4), seed=3),
-        )
+        yield name, recipe(name)(pixels, columns, samples=np.arange(4), seed=3)
+
+
+def recipe(name):
+    """Return a recipe for small images, which does not mix them."""
+    small = {"small_size": 6, "num_small": 2} if name == "dino" else {}
+    options = {"mix": False} if name in ("imagenet_v2", "deit3", "deit", "convnext") else {}
+    step = getattr(recipes, name)(12, mean="imagenet", **small, **options)
+    return step.bind(num_classes=4, **FOLLOWERS)
 
 
 def flat(name, value):

@@ -4,7 +4,6 @@ import importlib
 import math
 import pickle
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from memload.transforms.operations import change_each
 from memload.transforms.policies import HAS_FACTOR
 from tests.transforms.processors import are_taken_by
 
-Make = Callable[..., torch.Tensor]
 MANY = 20_000
 
 
@@ -158,7 +156,7 @@ def test_shifts_are_the_same_on_every_processor():
 )
 def test_every_image_is_changed_like_torchvisions(
     data, v2, count, size, channels,
-    channels_last, smooth, interpolation, fill, seed,
+    channels_last, smooth, interpolation, fill, seed
 ):  # fmt: skip
     if fill == "each":
         fill = [7.25, 200.5, 30.675][:channels]
@@ -201,15 +199,6 @@ def batch(count, height, width, channels, channels_last, smooth, seed):
     if smooth:
         images = images.sort(2).values // 3 + 40
     return images.contiguous(memory_format=torch.channels_last) if channels_last else images
-
-
-def test_what_an_image_gets_depends_on_its_sample_alone(make_images):
-    images, samples = make_images(64), np.arange(64)
-    for step in (transforms.TrivialAugmentWide(), transforms.TimmRandAugment()):
-        whole = step(images, samples=samples, seed=3, epoch=1)
-        order = np.random.default_rng(0).permutation(64)[:20]
-        assert torch.equal(step(images[order], samples=order, seed=3, epoch=1), whole[order])
-        assert not torch.equal(step(images, samples=samples, seed=3, epoch=2), whole)
 
 
 def test_they_are_steps_among_others(make_images):
@@ -317,13 +306,10 @@ UINT8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
         (lambda: T.RandAugment(-1), "num_ops must be an integer of at least 0, not -1"),
         (lambda: T.RandAugment(magnitude=31), "below num_magnitude_bins, 31, not 31"),
         (lambda: T.AutoAugment("mnist"), "one of 'imagenet', 'cifar10', 'svhn', not 'mnist'"),
-        (lambda: T.AutoAugment([]), "policy must be one of"),
         (
             lambda: T.TimmRandAugment(magnitude=-1),
             "magnitude must be a number of at least 0, not -1",
         ),
-        (lambda: T.TimmRandAugment(magnitude=math.inf), "a number of at least 0, not inf"),
-        (lambda: T.TimmRandAugment(mstd=-1), "mstd must be a number of at least 0, .*not -1"),
         (lambda: T.TimmRandAugment("rand-m9-mstd0.5-inc1"), "rand-m9.* is magnitude=9, mstd=0.5,"),
         (lambda: T.TimmRandAugment(p=2), "p must be a number from 0 to 1, not 2"),
     ],

@@ -1,7 +1,6 @@
 """Boxes go where their corners go, become upright again, and are cut at the edges."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from memload import transforms
 
-Make = Callable[..., torch.Tensor]
 NONE = [math.nan] * 4
 FLIP = transforms.RandomHorizontalFlip(1)
 TURN = transforms.RandomVerticalFlip(1)
@@ -58,7 +56,7 @@ def test_boxes_of_which_nothing_is_left_are_none():
         assert same(move(steps, outside), [NONE] * 5)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(0, 1 << 40))
 def test_a_box_that_only_touches_a_crop_is_none(seed):
     samples = np.arange(20)
@@ -91,7 +89,7 @@ def test_a_box_that_only_touches_a_crop_is_none(seed):
     assert (found[:, 4] == torch.tensor([0, 0, 53, 37])).all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(5, 40), st.integers(5, 40), st.integers(0, 1 << 40))
 def test_a_box_stays_round_what_was_in_it(height, width, seed):
     rng = np.random.default_rng(seed)
@@ -147,7 +145,6 @@ IMAGES = torch.zeros((2, 3, 8, 9), dtype=torch.uint8)
 
 WRONG = [
     (lambda: T.Compose([], boxes="b"), "Compose: boxes must be a list of column names, not 'b'"),
-    (lambda: T.Compose([T.MixUp()], boxes=["b"]), "MixUp cannot mix boxes, such as those in 'b'"),
     (lambda: T.CutMix().bind(boxes=["b"]), "CutMix cannot mix boxes, such as .*columns=…"),
     (
         lambda: T.Compose([], boxes=["b"])(IMAGES, {"b": torch.zeros(2, 4)}),

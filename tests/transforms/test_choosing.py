@@ -1,7 +1,6 @@
 """RandomApply, RandomChoice, and views that differ."""
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from memload import Loader, transforms
 from memload.reading.pipeline import _uses_only_own_tensors
 
-Make = Callable[..., torch.Tensor]
 SAMPLES = np.arange(1000, 1300)
 
 
@@ -35,23 +33,6 @@ def test_the_drawn_share_of_samples_is_changed_and_no_other(p, make_images):
     changed = is_equal(found, invert(images))
     assert (changed | is_equal(found, images)).all()
     assert abs(changed.mean() - p) < 4 * max(1e-9, p * (1 - p) / 300) ** 0.5 + 1e-9
-
-
-def test_what_is_done_depends_on_the_sample_and_not_on_its_batch(make_images):
-    images = make_images(60)
-    jitter = transforms.ColorJitter(0.5, 0.5, 0.5, 0.1)
-    choice = transforms.RandomChoice([jitter, transforms.RandomHorizontalFlip(), darken])
-    step = transforms.Compose([transforms.RandomApply([jitter, choice], p=0.6), choice])
-    samples = SAMPLES[:60]
-    whole = step(images, samples=samples, seed=1, epoch=2)
-    order = np.random.default_rng(0).permutation(60)
-    for part in np.split(order, [1, 9, 30]):
-        found = step(images[part], samples=samples[part], seed=1, epoch=2)
-        assert torch.equal(found, whole[part])
-    prepared = step.prepare(samples, seed=1, epoch=2)
-    parts = [prepared(images[start : start + 13], None, start, start + 13) for start in (0, 13, 26)]
-    assert torch.equal(torch.cat(parts), whole[:39])
-    assert not torch.equal(step(images, samples=samples, seed=1, epoch=3), whole)
 
 
 def test_the_same_step_draws_anew_at_each_place_inside(make_images):
@@ -87,22 +68,6 @@ def test_layout_dtype_and_the_images_given_stay(channels_last, make_images):
     assert torch.equal(images, before)
     assert found.dtype == torch.uint8
     assert found.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_masks_points_and_boxes_follow_the_chosen_samples(make_images):
-    images = make_images(100, 20, 24)
-    masks, points = images[:, 0].contiguous(), torch.tensor([[3.0, 5.0]]).expand(100, 1, 2)
-    boxes = torch.tensor([[2.0, 3.0, 9.0, 11.0]]).expand(100, 1, 4)
-    flip = transforms.RandomApply([transforms.RandomHorizontalFlip(1.0)], p=0.5)
-    step = transforms.Compose([flip], masks=["mask"], points=["point"], boxes=["box"])
-    found, columns = step(
-        images, {"mask": masks, "point": points, "box": boxes}, samples=SAMPLES[:100]
-    )
-    flipped = is_equal(found, images.flip(3))
-    assert 0.3 < flipped.mean() < 0.7
-    assert torch.equal(columns["mask"], found[:, 0])
-    assert columns["point"][:, 0, 0].tolist() == np.where(flipped, 20.0, 3.0).tolist()
-    assert columns["box"][:, 0, 0].tolist() == np.where(flipped, 15.0, 2.0).tolist()
 
 
 def test_mixup_or_cutmix_is_drawn_for_each_sample(make_images):

@@ -2,9 +2,6 @@ import copy
 import pickle
 import random
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memload import transforms
-
-Make = Callable[..., torch.Tensor]
 
 #: One of each kind, so that all that is random is in it; MixUp and CutMix depend on the batch.
 ALL = [
@@ -43,23 +38,6 @@ def batch(samples):
     images = np.stack([rng.integers(0, 256, (20, 24, 3), np.uint8) for rng in made])
     points = np.stack([rng.uniform(0, 20, (3, 2)) for rng in made])
     return torch.from_numpy(images).permute(0, 3, 1, 2), {"points": torch.from_numpy(points)}
-
-
-@settings(deadline=None, max_examples=15)
-@given(
-    st.lists(st.integers(0, 1 << 40), min_size=2, max_size=8), st.integers(0, 1 << 40), st.data()
-)
-def test_a_sample_is_the_same_in_any_batch(samples, seed, data):
-    whole, columns = with_points()(*batch(samples), samples=np.array(samples), seed=seed, epoch=2)
-    order = np.array(data.draw(st.permutations(range(len(samples)))))
-    cut = data.draw(st.integers(1, len(samples) - 1))
-    for places in (order[:cut], order[cut:]):
-        part = np.array(samples)[places]
-        images, moved = with_points()(
-            *batch(part), samples=torch.from_numpy(part), seed=seed, epoch=2
-        )
-        assert torch.equal(images, whole[places])
-        assert torch.equal(moved["points"], columns["points"][places])
 
 
 @settings(deadline=None, max_examples=8)
@@ -305,15 +283,6 @@ def test_torch_compile_works_over_the_result_and_round_the_call(make_images):
         assert torch.equal(caller(images, samples), made * 2)
 
 
-def test_triton_and_the_compiler_are_loaded_only_when_they_are_needed():
-    script = (
-        "import sys, torch, memload; known = set(sys.modules);"
-        "memload.transforms.train(4)(torch.zeros(2, 3, 8, 8, dtype=torch.uint8));"
-        "print({'triton', 'torch._dynamo', 'torchvision'} & (set(sys.modules) - known))"
-    )
-    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "set()\n"
-
-
 T = transforms
 IMAGES = torch.zeros((2, 3, 8, 8), dtype=torch.uint8)
 LABELS = {"label": torch.arange(2)}
@@ -343,21 +312,18 @@ WRONG = [
     (lambda: T.Compose([T.train]), r"Compose got train itself. Write train\(...\)"),
     (lambda: T.Compose([T.Compose([], views=2)]), "Give them to the outer one"),
     (lambda: T.Compose([], points="at"), "Compose: points must be a list .*, not 'at'"),
-    (lambda: T.Compose([], views=0), "Compose: views must be .* at least 1, .* not 0"),
     (lambda: T.Compose([], memory_format="a"), "Compose: memory_format .*, not 'a'"),
     # settings
     (lambda: T.CenterCrop((1, 2, 3)), r"CenterCrop: size .*, not \(1, 2, 3\)"),
     (lambda: T.Resize(8, max_size=8), "Resize: max_size .*, not 8 with size 8"),
     (lambda: T.Resize(None), "Resize: neither size nor max_size was given"),
     (lambda: T.Resize(8, "box"), "interpolation must be 'bilinear' or 'bicubic', not 'box'.$"),
-    (lambda: T.RandomResizedCrop(8, interpolation=0), "interpolation .*, not 0. Only masks"),
     (lambda: T.Resize(8, antialias="no"), "antialias must be True or False, not 'no'"),
     (lambda: T.Resize(8, antialias=None), "not None. torchvision's None means False"),
     (lambda: T.RandomCrop(4, padding=-1), "RandomCrop: padding must be .*, not -1"),
     (lambda: T.RandomCrop(4, padding_mode="wrap"), "padding_mode .*'symmetric', not 'wrap'"),
     (lambda: T.RandomCrop(4, padding_mode="edge", fill=[1, 2, 3]), "fill .*one number with padd"),
     (lambda: T.RandomCrop(9, 8, padding_mode="reflect")(IMAGES), "padding .*at most 7 for 8 pix"),
-    (lambda: T.RandomCrop(9, 9, padding_mode="symmetric")(IMAGES), "padding .*at most 8 for 8"),
     (
         lambda: T.RandomCrop(25, 1, pad_if_needed=True, padding_mode="reflect")(IMAGES),
         "padding .* at most 7 for 8 pixels with padding_mode='reflect', not 16",
@@ -374,7 +340,6 @@ WRONG = [
     (lambda: T.Normalize([0.5] * 2, [0.5] * 3), "mean and std must be of equal length"),
     (lambda: T.Normalize(0.5, 0.5, inplace=True), "inplace must be False, not True"),
     (lambda: T.ToDtype(torch.int32), "ToDtype: dtype must be .*, not torch.int32"),
-    (lambda: T.RandomHorizontalFlip(alternate=1), "alternate must be True or False, not 1"),
     (lambda: T.RandomErasing(ratio=2), "ratio .*both at least 1e-06, not 2"),
     (lambda: T.ColorJitter(hue=0.6), "ColorJitter: hue .*at least -0.5 and at most 0.5, not"),
     (lambda: T.MixUp(alpha=0), "MixUp: alpha must be a number above 0, not 0"),
@@ -382,7 +347,6 @@ WRONG = [
     (lambda: T.MixUp(labels_getter=len), "labels_getter must be 'default', not"),
     (lambda: T.CutMix(num_classes=2.5), "num_classes must be an integer .*, not 2.5"),
     (lambda: T.evaluate((8, 8)), r"evaluate: size must be an integer .*, not \(8, 8\)"),
-    (lambda: T.recipes.simclr(abs), r"simclr: size must be an integer .*, not <built-in"),
     (lambda: T.recipes.dino(num_small=-1), "dino: num_small must be an integer .*, not -1"),
     # settings that do not fit the images
     (lambda: T.RandomCrop(9)(IMAGES), "size must be at most the 8 .*Give padding"),
@@ -391,10 +355,7 @@ WRONG = [
     (lambda: T.RandomCrop(4, fill=0.5)(IMAGES), "fill .*not 0.5. Multiply it by 255"),
     (lambda: T.Normalize([0.5] * 4, [1.0] * 4)(IMAGES), "4 channels, but .* have 3"),
     (lambda: T.Normalize([124] * 3, [58] * 3)(IMAGES), r"0 to 1, not \(124.*by 255"),
-    (lambda: T.RandomGrayscale()(IMAGES[:, :2]), "images must be of 1 or 3 .*not of 2"),
-    (lambda: T.RandomErasing(value="random")(IMAGES), "floating for value='random'"),
     (lambda: T.MixUp()(IMAGES / 1, LABELS), r"Write MixUp\(num_classes=…\)"),
-    (lambda: T.MixUp(num_classes=2)(IMAGES, LABELS), "MixUp: images must be floating"),
     (lambda: T.CutMix(num_classes=1)(IMAGES, LABELS), "from 0 to 0, .*not 0 to 1"),
     (lambda: T.CutMix(num_classes=2)(IMAGES, SHARES), "of 2 classes, not of 3"),
     (
@@ -444,9 +405,7 @@ def test_a_mistake_names_the_transform_the_argument_and_what_was_given(call, mes
         call()
 
 
-def test_ranks_that_only_torchrun_knows_of_draw_differently(
-    monkeypatch,
-):
+def test_ranks_that_only_torchrun_knows_of_draw_differently(monkeypatch):
     many = torch.arange(64 * 3 * 8 * 8).reshape(64, 3, 8, 8).to(torch.uint8)
     first = T.RandomCrop(8, 4)(many)
     monkeypatch.setenv("RANK", "1")

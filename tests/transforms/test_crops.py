@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from memload import transforms
 from memload.transforms.draws import Draws
 from memload.transforms.passes import group
 
-Make = Callable[..., torch.Tensor]
 IMAGENET = (
     torch.tensor([0.485, 0.456, 0.406])[:, None, None],
     torch.tensor([0.229, 0.224, 0.225])[:, None, None],
@@ -103,7 +100,7 @@ def test_center_crop_rounds_as_torchvision(height, width, size, top, left, make_
     assert torch.equal(transforms.CenterCrop(size)(images), expected)
 
 
-@pytest.mark.parametrize("fill", [0, None, (1, 2, 3), (123.675, 116.28, 103.53)])
+@pytest.mark.parametrize("fill", [None, (123.675, 116.28, 103.53)])
 @pytest.mark.parametrize(
     ("padding", "sides"),
     [(None, (0,) * 4), (4, (4,) * 4), ((1, 2), (1, 2, 1, 2)), ((1, 2, 3, 4),) * 2],
@@ -124,7 +121,7 @@ def test_random_crop_is_a_window_of_the_padded_image(padding, sides, fill, make_
         assert places.min() > 0.3 * places.sum() / len(places)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("padding_mode", ["edge", "reflect", "symmetric"])
 def test_the_padding_of_random_crop_is_torchvisions(padding_mode, functional, data):
@@ -215,9 +212,7 @@ def test_a_resized_crop_is_the_resized_box(size, antialias, make_images):
         assert torch.equal(result, expected)
 
 
-def test_a_crop_that_never_fits_is_the_middle_as_wide_as_the_ratio_allows(
-    make_images,
-):
+def test_a_crop_that_never_fits_is_the_middle_as_wide_as_the_ratio_allows(make_images):
     for height, width, h, w in ((10, 100, 10, 20), (100, 10, 20, 10)):
         step = transforms.RandomResizedCrop(8, scale=(1, 1), ratio=(0.5, 2))
         table = plan_of(make_images(5, height, width), step).boxes()

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -8,8 +6,6 @@ from memload import transforms
 from memload.transforms import prepared
 from memload.transforms.draws import Drawn
 from memload.transforms.mixing import _beta, mix
-
-Make = Callable[..., torch.Tensor]
 
 
 def painted(found, images):
@@ -25,11 +21,11 @@ def painted(found, images):
 
 
 def test_erasing_paints_boxes_of_the_area_and_ratio_asked_for():
-    images = torch.full((1000, 3, 100, 150), 0.5)
+    images = torch.full((400, 3, 100, 150), 0.5)
     step = transforms.RandomErasing(scale=(0.02, 0.2), ratio=(0.4, 0.8), value=(1, 2, 3))
     found = step(images)
     boxes = np.array(painted(found, images))
-    assert abs(len(boxes) - 500) < 80
+    assert abs(len(boxes) - 200) < 50
     area, ratio = boxes[:, 2] * boxes[:, 3] / 15_000, boxes[:, 2] / boxes[:, 3]
     assert 0.018 < area.min() < 0.03 < 0.18 < area.max() < 0.21
     assert 0.38 < ratio.min() < 0.45 < 0.75 < ratio.max() < 0.85
@@ -71,14 +67,14 @@ def test_fractions_are_cut_off_in_uint8_images(paint):
 
 
 def test_cutout_is_a_square_whose_middle_is_anywhere():
-    images = torch.ones(3000, 3, 30, 40)
+    images = torch.ones(1000, 3, 30, 40)
     boxes = np.array(painted(transforms.Cutout(10, fill=2)(images), images))
-    assert len(boxes) == 3000
+    assert len(boxes) == 1000
     assert boxes[:, 2:].max(0).tolist() == [10, 10]
     assert boxes[:, 2:].min(0).tolist() == [5, 5]  # cut off at the borders
     assert abs((boxes[:, 2] == 10).mean() - 21 / 30) < 0.04
     assert len(painted(transforms.Cutout((3, 4), fill=2, p=0.25)(images), images)) == pytest.approx(
-        750, abs=120
+        250, abs=60
     )
 
 

@@ -1,7 +1,6 @@
 """Bicubic interpolation is torch's and torchvision's."""
 
 import functools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,12 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch import Tensor
 from torch.nn.functional import interpolate
 
 from memload import transforms
 
-Make = Callable[..., Tensor]
 SIDES = st.integers(1, 70)
 
 

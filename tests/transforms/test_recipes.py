@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 from memload import Loader, transforms
 from memload.transforms import recipes
 
-Make = Callable[..., torch.Tensor]
 STATISTICS = {"mean": 0.5, "std": 0.25}
 #: Recipe, its arguments, the steps in order, and the sides of its views.
 RECIPES = {
@@ -102,21 +100,6 @@ def test_printing_a_recipe_shows_its_steps(name):
     assert found == steps
 
 
-def test_samples_get_the_same_in_any_batch(make_images):
-    images = make_images(10, 36, 40)
-    for name in ("deit3", "simclr", "byol", "dino"):
-        options = {"mix": False} if name == "deit3" else {}
-        compose = make(name, **STATISTICS, **options)
-        whole, part = (
-            compose(images[where], samples=np.arange(10)[where], seed=3)
-            for where in (slice(None), slice(3, 7))
-        )
-        for view, some in zip(
-            *(one if isinstance(one, tuple) else (one,) for one in (whole, part)), strict=True
-        ):
-            assert torch.equal(view[3:7], some)
-
-
 def test_byols_and_dinos_views_differ_in_kind():
     for name in ("byol", "dino"):
         first, second = repr(make(name)).split("view ")[1:3]
@@ -124,9 +107,7 @@ def test_byols_and_dinos_views_differ_in_kind():
         assert "RandomSolarize(threshold=128" in second
 
 
-def test_small_pictures_take_the_statistics_of_their_data_set(
-    make_dataset,
-):
+def test_small_pictures_take_the_statistics_of_their_data_set(make_dataset):
     path = make_dataset(rows=(9,), shape=(32, 32, 3), columns={"label": np.arange(9) % 3}).path
     for name in ("cifar", "airbench"):
         with pytest.raises(ValueError, match="Normalize has no mean and std"):

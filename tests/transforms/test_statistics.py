@@ -1,9 +1,7 @@
 """Normalize takes mean and std of a data set that was built before."""
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import torch
 
 from memload import Loader, MemmapDataset, MissingError, transforms
 
-Make = Callable[..., Any]
 TRAIN = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
 
 
