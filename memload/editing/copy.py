@@ -12,21 +12,23 @@ There is no list of what is done. What is done has the right checksums.
 import fcntl
 import logging
 import os
+import re
 import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import numpy as np
 
 from memload.building.progress import progress as progress_of
 from memload.errors import BuildError, ChecksumError, FormatError, SourceError
 from memload.sources.remote import file_system, is_url, retried, url_errors
-from memload.storage.format import index_path
+from memload.storage.format import index_path, shard_pattern
 from memload.storage.index import Array, Index, Shard, moved_name, sync
 from memload.storage.shards import check_files, check_header
 
@@ -77,49 +79,80 @@ def copy(
     >>> path = memload.copy("s3://bucket/sets/out.bin", "/nvme/")  # doctest: +SKIP
     >>> loader = memload.Loader(path, 256, shuffle=True)  # doctest: +SKIP
     """
-    folder, name = os.path.split(os.fspath(source))
-    name = index_path(name).name
-    target, last = os.path.split(os.fspath(destination))
-    if not last.endswith((".bin", ".idx")):
-        target = os.fspath(destination).rstrip("/") or "/"
-    elif index_path(last).name != name:
-        raise ValueError(
-            f"{destination} has another name than {source}. Copy it under its own name, and rename "
-            "all of its files afterwards."
-        )
+    if num_threads < 1:
+        raise ValueError(f"num_threads must be 1 or more, not {num_threads}.")
+    folder, last = os.path.split(_place(source))
+    name = _index_name(unquote(last) if folder.startswith("http") else last)
+    target = _place(destination)
+    if target.endswith((".bin", ".idx")):
+        target, last = os.path.split(target)
+        if _index_name(last) != name:
+            raise ValueError(
+                f"{destination} has another name than {source}. Copy it under its own name, and "
+                "rename all of its files afterwards."
+            )
     if is_url(folder) and is_url(target):
         raise ValueError(f"{source} and {destination} are URLs. Copy to this machine first.")
-    store = _Store(folder or ".")
-    if is_url(target):
-        _upload(Index.open(source), store, _Store(target), overwrite)
+    store, target_store = _Store(folder), _Store(target)
+    if target_store.is_remote:
+        files = _upload(Index.open(store.place(name)), store, target_store, overwrite)
     else:
-        _download(store, Path(target, name), num_threads, overwrite, progress)
-    return f"{target or '.'}/{name.removesuffix('.idx')}.bin"
+        files = _download(store, Path(target, name), target_store, num_threads, overwrite, progress)
+    own = shard_pattern(name)
+    has_own = any(own.fullmatch(file.name) for file in files)
+    return target_store.place(name.removesuffix(".idx") + ".bin" if has_own else name)
+
+
+def _place(given: str | Path) -> str:
+    """Return a URL, or an absolute path. Raises ValueError if there is neither."""
+    text = os.fspath(given).removeprefix("file://")
+    text = re.sub(r"^(\w{2,}):/(?=[^/])", r"\1://", text)  # a Path has lost a slash of the URL
+    if not text or text.endswith("://"):
+        raise ValueError(f"{given!r} is no place. Give a folder, a path, or a URL.")
+    if is_url(text):
+        return text.rstrip("/")
+    return os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  # resolve() follows links
+
+
+def _index_name(last: str) -> str:
+    """Return the name of an index, given as ``out.bin``, ``out.idx``, ``out`` or a shard."""
+    return index_path(last).name if last.endswith((".bin", ".idx")) else f"{last}.idx"
 
 
 class _Store:
     """A folder at a URL or on this machine, as fsspec sees it."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder.rstrip("/")
-        self._system, self._root = file_system(folder)
+        from fsspec.implementations.local import LocalFileSystem
+
+        self.folder, self.is_remote = folder.rstrip("/"), is_url(folder)
+        # A path is not parsed as a URL: "::" has a meaning there.
+        here = LocalFileSystem(), folder
+        self._system, self._root = file_system(folder) if self.is_remote else here
 
     def place(self, name: str) -> str:
         """Return the URL or path of a file."""
         return f"{self.folder}/{name}"
 
     def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
+        is_quoted = self._root.startswith("http")
+        return f"{self._root.rstrip('/')}/{quote(name) if is_quoted else name}"
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes; None if there is none."""
-        with url_errors(f"{self.place(name)} cannot be read"):
+
+        def look() -> int | None:
             try:
-                facts = retried(lambda: self._system.info(self._path(name)))
-            except FileNotFoundError:
+                size: int | None = self._system.info(self._path(name)).get("size")
+            except FileNotFoundError as error:
+                # fsspec says so whatever an HTTP server answers.
+                if getattr(error.__cause__, "status", 404) != 404:
+                    raise error.__cause__ from None  # type: ignore[misc]  # it has a status
                 return None
-            size: int | None = facts.get("size")
             return size
+
+        with url_errors(f"{self.place(name)} cannot be read"):
+            return retried(look)
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return bytes of a file."""
@@ -170,31 +203,37 @@ class _File:
         check_header(place, header, self.shard, self.array, self.crc32, "its index")
 
     def is_in(self, store: _Store) -> bool:
-        """Return whether a store has this file, to judge by its size, header and first row."""
+        """Return whether a store has this file.
+
+        On this machine, all rows are read. Elsewhere, a seal in the header speaks for them.
+        """
         if store.size(self.name) != self.shard.bytes:
             return False
-        header_bytes = self.array.header_bytes
-        content = store.read(self.name, 0, header_bytes + self.array.row_bytes)
+        header = store.read(self.name, 0, self.array.header_bytes)
         try:
-            self.check_header(content[:header_bytes], store.place(self.name))
+            self.check_header(header, store.place(self.name))
         except FormatError:
             return False
-        return not self.wrong_rows(0, content[header_bytes:])
+        has_seal = b"# " in header
+        ranges = [] if store.is_remote and has_seal else self.ranges()
+        return not any(self.wrong_rows(rows, store.read(self.name, *span)) for rows, span in ranges)
 
-    def ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield the first row of each range, and the one after its last."""
-        step = max(1, _RANGE_BYTES // self.array.row_bytes)
+    def ranges(self) -> Iterator[tuple[range, tuple[int, int]]]:
+        """Yield the rows of each range, and where it begins and ends in the file."""
+        row_bytes, header_bytes = self.array.row_bytes, self.array.header_bytes
+        step = max(1, _RANGE_BYTES // max(1, row_bytes))
         for first in range(0, self.shard.rows, step):
-            yield first, min(first + step, self.shard.rows)
+            rows = range(first, min(first + step, self.shard.rows))
+            yield rows, (header_bytes + first * row_bytes, header_bytes + rows.stop * row_bytes)
 
-    def wrong_rows(self, first: int, content: bytes) -> list[int]:
-        """Return which rows from ``first`` on differ from their checksums."""
-        starts, memory = range(0, len(content), self.array.row_bytes), memoryview(content)
-        rows = (memory[start : start + self.array.row_bytes] for start in starts)
+    def wrong_rows(self, rows: range, content: bytes) -> list[int]:
+        """Return which of these rows differ from their checksums, or are missing."""
+        size, memory = self.array.row_bytes, memoryview(content)
+        parts = (memory[number * size : (number + 1) * size] for number in range(len(rows)))
         return [
-            number
-            for number, row in enumerate(rows, first)
-            if zlib.crc32(row) != self.crc32[number]
+            row
+            for row, part in zip(rows, parts, strict=True)
+            if len(part) < size or zlib.crc32(part) != self.crc32[row]
         ]
 
 
@@ -229,7 +268,15 @@ def _missing(
 
     Raises FileExistsError if files of another data set are there, without ``overwrite``.
     """
-    missing = [file for file in files if not file.is_in(store)]
+    for file in files:
+        if file.name != file.shard.file and store.size(file.shard.file) is not None:
+            raise FileExistsError(
+                f"{store.place(file.shard.file)} is there already, and {name} would take it for "
+                f"{file.name}. Choose another destination."
+            )
+    with ThreadPoolExecutor(_LOOKS) as threads:
+        are_in = list(threads.map(lambda file: file.is_in(store), files))
+    missing = [file for file, is_in in zip(files, are_in, strict=True) if not is_in]
     others = [file.name for file in missing if store.size(file.name)]
     if store.size(name) is not None and store.read(name) != content:
         others.append(name)
@@ -241,33 +288,48 @@ def _missing(
     return missing
 
 
-def _upload(index: Index, store: _Store, target: _Store, overwrite: bool) -> None:
+def _upload(index: Index, store: _Store, target: _Store, overwrite: bool) -> list[_File]:
     """Write the files that a store lacks, the index last."""
     check_files(index)
-    path, content = index.path, index.path.read_bytes()
-    missing = _missing(_files(index, store), target, path.name, content, overwrite)
+    path, content, files = index.path, index.path.read_bytes(), _files(index, store)
+
+    def write(file: _File) -> None:
+        if not file.is_in(store):
+            raise ChecksumError(
+                f"{store.place(file.name)} is damaged. Run 'memload verify' to see the extent.",
+                path=store.place(file.name),
+            )
+        target.write(file.name, path.with_name(file.name))
+
     with ThreadPoolExecutor(_UPLOADS) as threads:
         # After an error, map() cancels the files that have not begun.
-        list(threads.map(lambda file: target.write(file.name, path.with_name(file.name)), missing))
+        list(threads.map(write, _missing(files, target, path.name, content, overwrite)))
     target.write(path.name, path)
+    return files
 
 
 def _download(
-    store: _Store, goal: Path, num_threads: int, overwrite: bool, progress: bool | None
-) -> None:
+    store: _Store,
+    goal: Path,
+    target: _Store,
+    num_threads: int,
+    overwrite: bool,
+    progress: bool | None,
+) -> list[_File]:
     """Copy what is missing into a folder, then rename it into place, the index last."""
     index, content = _read_index(store, goal.name)
     if _is_complete(goal, content):
-        return
-    with _locked(goal.with_suffix(".copying")) as work:
+        return _files(Index.read(goal), target)
+    work = goal.with_suffix(".copying")
+    with _locked(goal):
         if _is_complete(goal, content):  # by another process meanwhile
-            return
-        files, target = _files(index, store), _Store(str(goal.parent))
+            return _files(Index.read(goal), target)
+        files = _files(index, store)
         missing = _missing(files, target, goal.name, content, overwrite)
-        total = sum(file.shard.bytes for file in missing)
+        work.mkdir(exist_ok=True)
         _check_room(missing, work)
+        total, done = sum(file.shard.bytes for file in missing), 0
         with progress_of(goal.name, total // _MEGABYTE, progress, "MB") as show:
-            done = 0
             for size in _fetched(missing, store, work, num_threads):
                 show((done + size) // _MEGABYTE - done // _MEGABYTE, None)
                 done += size
@@ -277,6 +339,8 @@ def _download(
             sync(work / name)
             (work / name).replace(goal.with_name(name))
             sync(goal.parent)
+        shutil.rmtree(work)
+    return files
 
 
 def _is_complete(goal: Path, content: bytes) -> bool:
@@ -291,27 +355,20 @@ def _is_complete(goal: Path, content: bytes) -> bool:
 
 
 @contextmanager
-def _locked(work: Path) -> Iterator[Path]:
-    """Make a folder, and wait until no other process copies into it."""
-    while True:
-        work.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+def _locked(goal: Path) -> Iterator[None]:
+    """Wait until no other process copies this data set. Makes its folder, and leaves a file."""
+    goal.parent.mkdir(parents=True, exist_ok=True)
+    path = goal.with_name(f".{goal.stem}.lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logger.info("%s: another process copies this data set; waiting for it", work)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink:  # else that process has removed the file
-                try:
-                    yield work
-                finally:
-                    (work / "lock").unlink(missing_ok=True)
-                    with suppress(OSError):  # there are files to go on with
-                        work.rmdir()
-                return
-        finally:
-            os.close(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("%s: another process copies this data set; waiting for it", goal)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _check_room(missing: Sequence[_File], work: Path) -> None:
@@ -320,8 +377,8 @@ def _check_room(missing: Sequence[_File], work: Path) -> None:
     needed, free = sum(file.shard.bytes for file in missing) - there, shutil.disk_usage(work).free
     if needed > free:
         raise BuildError(
-            f"{work.parent} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB are left to "
-            "copy. Make room, or choose another destination.",
+            f"{work.parent} has {free // _MEGABYTE:,} MB free, but {needed // _MEGABYTE:,} MB are "
+            "left to copy. Make room, or choose another destination.",
             path=work.parent,
         )
 
@@ -339,30 +396,28 @@ def _fetched(
         with path.open("wb" if is_new else "r+b") as opened:
             opened.truncate(file.shard.bytes)
             opened.write(header)
-        ranges += [(file, first, stop, path, is_new) for first, stop in file.ranges()]
+        ranges += [(file, rows, span, path, is_new) for rows, span in file.ranges()]
     with ThreadPoolExecutor(num_threads) as threads:
         yield from threads.map(lambda part: _fetch(store, *part), ranges)
 
 
-def _fetch(store: _Store, file: _File, first: int, stop: int, path: Path, is_new: bool) -> int:
+def _fetch(
+    store: _Store, file: _File, rows: range, span: tuple[int, int], path: Path, is_new: bool
+) -> int:
     """Read some rows unless they are here, check them and write them. Returns their bytes."""
-    size = (stop - first) * file.array.row_bytes
-    offset = file.array.header_bytes + first * file.array.row_bytes
-    with path.open("r+b", buffering=0) as opened:
-        if not is_new:
-            content = os.pread(opened.fileno(), size, offset)
-            if not file.wrong_rows(first, content):
-                return size
-        content = store.read(file.name, offset, offset + size)
-        wrong = file.wrong_rows(first, content)
-        if wrong or len(content) < size:
-            raise ChecksumError(
-                f"{store.place(file.name)}: row {min(wrong, default=stop - 1)} differs from its "
-                "checksum in the index. If the data set was replaced meanwhile, run the same "
-                "command again. Otherwise it is damaged: copy it there again.",
-                path=store.place(file.name),
-                rows=wrong,
-            )
-        opened.seek(offset)
-        opened.write(content)
-    return size
+    start, stop = span
+    with path.open("r+b") as opened:
+        opened.seek(start)
+        if is_new or file.wrong_rows(rows, opened.read(stop - start)):
+            content = store.read(file.name, start, stop)
+            if wrong := file.wrong_rows(rows, content):
+                raise ChecksumError(
+                    f"{store.place(file.name)}: row {wrong[0]} differs from its checksum in the "
+                    "index. If the data set was replaced meanwhile, run the same command again. "
+                    "Otherwise it is damaged: copy it there again.",
+                    path=store.place(file.name),
+                    rows=wrong,
+                )
+            opened.seek(start)
+            opened.write(content)
+    return stop - start

@@ -10,6 +10,8 @@ from torch.utils.data import ConcatDataset, Subset
 from memload import transforms
 from memload.feeds.choice import FEEDS
 from memload.reading.dataset import MemmapDataset
+from memload.reading.samplers import MixtureSampler
+from memload.wording import listed
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
@@ -38,6 +40,19 @@ def check_order(
                 "epoch after the first would be empty. Give a list, or an object whose __iter__ "
                 "begins anew."
             )
+
+
+def check_mixture(dataset: Any, sampler: Any) -> None:
+    """Raise ValueError if a mixture is one of data sets with other sizes than these."""
+    if not isinstance(sampler, MixtureSampler):
+        return
+    parts = dataset if isinstance(dataset, list | tuple) else [dataset]
+    sizes = tuple(len(open_dataset(part, None)) for part in parts)
+    if sizes != (sampler.sizes if len(sizes) > 1 else (sum(sampler.sizes),)):
+        raise ValueError(
+            f"sampler: its data sets have {listed(sampler.sizes)} samples, but those of the Loader "
+            f"have {listed(sizes)}. Give the sizes in the order of the data sets."
+        )
 
 
 def check_settings(seed: int, feed: str, transform: Any) -> None:

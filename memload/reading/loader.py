@@ -17,6 +17,7 @@ from memload import ranks
 from memload.feeds.choice import Choice, FeedName
 from memload.machine import available_cores
 from memload.reading.arguments import (
+    check_mixture,
     check_order,
     check_settings,
     open_dataset,
@@ -132,6 +133,7 @@ class Loader:
         if static_buffers and not (drop_last or batch_sampler is not None):
             raise ValueError("static_buffers needs batches of one size. Use drop_last=True.")
         self.dataset = open_dataset(dataset, columns)
+        check_mixture(dataset, sampler)
         self.batch_size, self.drop_last, self.seed = int(batch_size), drop_last, int(seed)
         names = _chosen_names(self.dataset, columns, transform)
         self._names = BatchNames.of(self.dataset, names)

@@ -258,11 +258,14 @@ class MixtureSampler(_SizedOrder):
         seed: An integer. Another one gives other orders.
 
     The shares follow a fixed pattern, and are not drawn. Weights of 0.6, 0.3 and 0.1 have a pattern
-    of 10 samples: any 10 neighbours are 6 of A, 3 of B and 1 of C, and so are 10, 20, 30, … samples
-    of a batch. Among the first n samples of an epoch, each data set has its share of n to within
-    one sample, and among any n neighbours to within two. Each data set is shuffled anew whenever it
-    has been visited once, also if that is in a later epoch: all of its samples are visited equally
-    often.
+    of 10 samples: any 10 neighbours are 6 of A, 3 of B and 1 of C, and so is a batch of 10, 20,
+    30, … samples on any rank. Among the first n samples of an epoch, each data set has its share of
+    n to within one sample, and among any n neighbours to within two. If the batch of a rank is no
+    multiple of the pattern, ranks get different shares, and all of them together the right ones.
+
+    Each data set is shuffled anew whenever it has been visited once, also if that is in a later
+    epoch. So all of its samples are visited equally often, but for those that a Loader leaves out
+    or repeats at the end of an epoch.
 
     The pattern is a schedule by earliest deadline (Baruah, Cohen, Plaxton and Varvel,
     "Proportionate Progress", Algorithmica 1996). Raises ValueError for wrong arguments.
@@ -363,7 +366,8 @@ def _whole_shares(weights: Sequence[float], count: int) -> tuple[int, ...]:
         )
     if not values.any():
         raise ValueError("weights are all 0. Give the share of each data set, such as [0.6, 0.4].")
-    values = values / values.sum()
+    values = values / values.max()  # their sum could overflow
+    values /= values.sum()
     parts = next((n for n in range(1, _MAX_PATTERN) if _is_whole(values * n)), _MAX_PATTERN)
     shares = np.floor(values * parts + _EXACT).astype(int)
     # What rounding has left goes to the largest remainders.

@@ -143,10 +143,10 @@ def url_errors(problem: str) -> Iterator[None]:
     except MemloadError:
         raise
     except FileNotFoundError as error:
-        raise SourceError(f"{problem}: it does not exist. Check the URL.") from error
+        raise SourceError(f"{problem}: it does not exist. Check the path or URL.") from error
     except Exception as error:
         raise SourceError(
-            f"{problem}: {describe_error(error)}. Check the URL and the connection."
+            f"{problem}: {describe_error(error)}. Check the path or URL, and the connection."
         ) from error
 
 

@@ -62,7 +62,7 @@ class Server:
 
     def __init__(self, folder):
         self.fault = lambda path, start: None
-        self.has_ranges = True
+        self.has_ranges, self.status = True, None
         self.asked = []
         server = self
 
@@ -72,6 +72,12 @@ class Server:
 
             def log_message(self, *arguments):
                 pass
+
+            def do_HEAD(self):
+                if server.status and self.path.endswith(".bin"):
+                    self.send_error(server.status)
+                else:
+                    super().do_HEAD()
 
             def do_GET(self):
                 given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
@@ -83,6 +89,8 @@ class Server:
                     self.send_error(503)
                 elif not path.exists():
                     self.send_error(404)
+                elif server.status and path.suffix == ".bin":
+                    self.send_error(server.status)
                 else:
                     content = path.read_bytes()
                     if given and server.has_ranges:
@@ -117,7 +125,7 @@ def server(dataset, fsspec_thread):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
 
 
 def test_it_is_the_same_after_a_way_through_a_store(dataset, memory, tmp_path):
@@ -132,7 +140,7 @@ def test_between_folders(dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(dataset.path.parent)
     assert memload.copy("out.bin", f"{tmp_path}/a/b/") == f"{tmp_path}/a/b/out.bin"
     monkeypatch.chdir(tmp_path / "a/b")
-    assert memload.copy("out.idx", "../c/out.idx") == "../c/out.bin"
+    assert memload.copy(Path("out"), "../c/out.idx") == f"{tmp_path}/a/c/out.bin"
     assert contents(tmp_path / "a/c") == contents(dataset.path.parent)
 
 
@@ -186,6 +194,15 @@ def test_a_server_without_ranges_is_an_error(dataset, server, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("status", [403, 500])
+def test_what_a_server_refuses_to_say_is_no_missing_file(dataset, server, tmp_path, status):
+    server.status = status
+    with pytest.raises(
+        memload.SourceError, match=f"out-00000-of-00003.bin cannot be read: .*{status}"
+    ):
+        memload.copy(f"{server.url}/out.bin", tmp_path, num_threads=1)
+
+
 def test_rows_that_change_meanwhile_are_an_error(dataset, server, tmp_path):
     path = dataset.path.with_name("out-00001-of-00003.bin")
     before = path.read_bytes()
@@ -212,7 +229,7 @@ def test_an_incomplete_data_set_is_an_error(dataset, server, memory, tmp_path):
         with pytest.raises(error, match=r"00001-of-00003.bin is missing|does not exist"):
             memload.copy(source, destination)
     assert not memory.find("/")
-    assert not list(tmp_path.glob("x/*.*"))
+    assert not list(tmp_path.glob("x/out*"))
     (tmp_path / "cut.idx").write_bytes(dataset.path.read_bytes()[:500])
     with pytest.raises(memload.FormatError, match=r"cut.idx is damaged"):
         memload.copy(tmp_path / "cut.bin", tmp_path / "x")
@@ -298,7 +315,7 @@ def test_a_full_disk_is_an_error_and_the_same_call_goes_on(
     full = shutil.disk_usage(tmp_path)._replace(free=100)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: full)
-        with pytest.raises(memload.BuildError, match=r"has 0.0 GB free"):
+        with pytest.raises(memload.BuildError, match=r"has 0 MB free"):
             memload.copy("memory://bucket/out.bin", tmp_path)
     assert memload.verify(memload.copy("memory://bucket/out.bin", tmp_path))
 
@@ -307,6 +324,9 @@ def test_wrong_destinations(dataset, tmp_path):
     for source, destination, message in [
         ("s3://a/out.bin", "gs://b/out.bin", "are URLs. Copy to this machine first"),
         (dataset.path, tmp_path / "new.bin", "has another name than"),
+        (dataset.path, "", "'' is no place"),
+        (dataset.path, "s3://", "'s3://' is no place"),
+        (Path("s3://a/out.bin"), Path("s3://b/"), "are URLs"),
     ]:
         with pytest.raises(ValueError, match=message):
             memload.copy(source, destination)
@@ -319,6 +339,72 @@ def test_a_url_elsewhere_names_the_command(open_it):
     message = "s3://bucket/out.bin is not on this machine. .*memload copy s3://bucket/out.bin ."
     with pytest.raises(memload.MissingError, match=message):
         open_it("s3://bucket/out.bin")
+
+
+def test_a_damaged_data_set_is_not_uploaded(dataset, memory):
+    path = dataset.path.with_name("out.mask.bin")
+    content = bytearray(path.read_bytes())
+    content[4096 + 5 * 36] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(memload.ChecksumError, match=r"out.mask.bin is missing|is damaged"):
+        memload.copy(dataset.path, "memory://bucket")
+    assert "/bucket/out.idx" not in memory.find("/")
+
+
+@pytest.mark.parametrize("name", ["out-00001-of-00003.bin", "out.features.bin"])
+def test_a_file_that_is_there_with_other_rows_is_not_taken(dataset, tmp_path, name):
+    content = bytearray(dataset.path.with_name(name).read_bytes())
+    content[-100] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FileExistsError, match=name):
+        memload.copy(dataset.path, tmp_path)
+    assert memload.verify(memload.copy(dataset.path, tmp_path, overwrite=True))
+
+
+def test_a_renamed_data_set_does_not_take_a_file_of_its_old_name(dataset, write_dataset, tmp_path):
+    for path in list(dataset.path.parent.iterdir()):
+        path.rename(path.with_name(path.name.replace("out", "pets")))
+    write_dataset(tmp_path, rows=(10, 10, 5), name="out.bin", seed=3)
+    with pytest.raises(FileExistsError, match=r"out-00000-of-00003.bin is there already"):
+        memload.copy(dataset.path.with_name("pets.bin"), tmp_path, overwrite=True)
+
+
+def test_what_is_returned_opens_whatever_its_files_are_called(dataset, tmp_path):
+    dataset.subset(np.arange(5)).write(dataset.path.with_name("few.idx"))
+    path = memload.copy(dataset.path.with_name("few.idx"), tmp_path)
+    assert path == f"{tmp_path}/few.idx"
+    assert len(memload.MemmapDataset(path)) == 5
+
+
+def test_names_of_any_letters(write_dataset, fsspec_thread, tmp_path, monkeypatch):
+    (tmp_path / "from").mkdir()
+    index = write_dataset(tmp_path / "from", name="my set é%20[1]#a::b.bin")
+    served = Server(tmp_path / "from")
+    try:
+        name = "my%20set%20%C3%A9%2520[1]%23a::b.bin"
+        path = memload.copy(f"{served.url}/{name}", tmp_path / "a::b")
+    finally:
+        served.close()
+    assert path == f"{tmp_path}/a::b/{index.path.stem}.bin"
+    assert contents(tmp_path / "a::b") == contents(tmp_path / "from")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert memload.copy(path, "~/") == f"{tmp_path}/home/{index.path.stem}.bin"
+
+
+def test_a_short_write_is_no_whole_one(dataset, memory, tmp_path, monkeypatch):
+    memload.copy(dataset.path, "memory://bucket")
+    usual = Path.open
+
+    def open_full(self, mode="r", *arguments, **options):
+        if mode == "r+b":
+            return usual(Path("/dev/full"), "r+b", *arguments, **options)
+        return usual(self, mode, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", open_full)
+        with pytest.raises(OSError, match="No space left"):
+            memload.copy("memory://bucket/out.bin", tmp_path)
+    assert not (tmp_path / "out.idx").exists()
 
 
 COPY = [sys.executable, "-m", "memload", "copy"]

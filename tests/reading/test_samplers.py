@@ -293,5 +293,7 @@ def test_a_loader_mixes_data_sets(write_dataset, tmp_path):
         seen += next(iter(loader)).index.tolist()
         state = loader.state_dict()
     assert seen == order.take(0, np.arange(30)).tolist()
+    with pytest.raises(ValueError, match="data sets have 20, 20, 9 samples, but those of the"):
+        Loader(datasets, 10, sampler=MixtureSampler([20, 20, 9], [1, 1, 1]))
     source, _ = sources_of(order, np.array(seen))
     assert [np.bincount(batch).tolist() for batch in source.reshape(3, 10)] == [[6, 3, 1]] * 3
