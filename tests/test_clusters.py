@@ -271,7 +271,10 @@ def test_training_on_copied_files(shared):
     )
     found = re.findall(r"epoch (\d), rank (\d): loss", printed)  # lines may run into each other
     assert sorted(found) == [(epoch, rank) for epoch in "012" for rank in "01"]
-    assert sorted(path.name for path in (shared.local / "data").glob("out*")) == ["out.bin", "out.idx"]
+    assert sorted(path.name for path in (shared.local / "data").glob("out*")) == [
+        "out.bin",
+        "out.idx",
+    ]
 
 
 def test_shell_scripts_can_be_parsed():

@@ -197,6 +197,9 @@ def _build(options: Options) -> BuildReport:
         _check_published(options)
         return _published_report(options)
     work = _begin(options)
+    if work is None:
+        _check_published(options)
+        return _published_report(options)
     converted, notes = _build_shards(work), work.source.notes
     with publishing(folder) as is_left:  # else another process has ended last
         unfinished = sum(not shard.is_done for shard in work.shards) if is_left else 0
@@ -263,12 +266,17 @@ class _Work:
         return Conversion(self.source, self.settings, self.options)
 
 
-def _begin(options: Options) -> _Work:
-    """Open the source. Begin a build, or go on with the one in the folder if it is the same."""
+def _begin(options: Options) -> _Work | None:
+    """Open the source. Begin a build, or go on with the one in the folder if it is the same.
+
+    Returns None if other parts have published it while this one opened the source.
+    """
     output = options.output
     _, folder, _ = output_paths(output)
     former = read_plan(folder)
     source = options.open_source()
+    if former is not None and read_plan(folder) is None and not options.overwrite:
+        return None
     settings = options.settings(source)
     for read in options.data_sets_read(source):
         check_not_read(read, output)
@@ -438,7 +446,10 @@ def _build_with(options: Options) -> BuildReport:
 
     If calls fail, the others end first. Then BuildError is raised, which has the first reason.
     """
-    started, count = time.perf_counter(), len(_begin(options).shards)
+    started, work = time.perf_counter(), _begin(options)
+    if work is None:
+        return _published_report(options)
+    count = len(work.shards)
     arguments = vars(options) | {"executor": None, "progress": False}
     arguments["output"] = options.output.absolute()  # in whatever folder the calls are made
     futures: list[Any] = []

@@ -88,7 +88,7 @@ def dry_run(source: Any, output: str | Path, **options: Any) -> DryRun:
         dict.fromkeys(READING_OPTIONS),  # it is open already
         classes=checked.classes,
         size=settings.size,
-        mode=settings.mode,
+        mode=checked.mode,
         max_rejects="100%",
         num_workers=checked.num_workers,
         shard_size=None,

@@ -183,7 +183,7 @@ def publish(output: Path, overwrite: bool) -> None:
     sync(output.parent)
     _move(finished, output.parent)
     sync(output.parent)
-    (folder / PLAN).unlink()  # without it, the rest is as good as gone
+    (folder / PLAN).unlink(missing_ok=True)  # without it, nobody goes on with the folder
     shutil.rmtree(folder, ignore_errors=True)
 
 

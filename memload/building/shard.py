@@ -108,6 +108,9 @@ class Shard:
         try:
             # Whoever had the lock may have renamed the journal, or removed it.
             is_ours = _lock(descriptor, deadline) and _is_open_file(descriptor, self.journal)
+            if self.is_done:  # this has made another journal, between a look and the renaming
+                self.journal.unlink(missing_ok=True)
+                is_ours = False
             if is_ours:
                 self._create()
             yield is_ours

@@ -83,11 +83,15 @@ def relabel(
     values = _typed(
         path, index, {name: [columns[name][lines[s]] for s in own] for name, own in samples.items()}
     )
+    given = None if classes is None else tuple(read_classes(classes))
     if missing == "keep":
-        values = {name: _merged(index, name, samples[name], new) for name, new in values.items()}
+        texts = index.texts | ({} if given is None else {"label": given})
+        values = {
+            name: _merged(index, name, samples[name], new, texts.get(name, ()))
+            for name, new in values.items()
+        }
     else:
         index = index.subset(found)
-    given = None if classes is None else tuple(read_classes(classes))
     is_counted_anew = given is not None and "label" in values
     changed = with_columns(replace(index, classes=given) if is_counted_anew else index, **values)
     if given not in (None, changed.classes):
@@ -170,22 +174,25 @@ def _check_lines(
         logger.warning(f"{counted(len(unused), 'line')} in {table} without a sample: {examples}")
 
 
-def _merged(index: Index, name: str, samples: Sequence[int], values: Any) -> list[Any]:
+def _merged(
+    index: Index, name: str, samples: Sequence[int], values: Any, texts: Sequence[str]
+) -> list[Any]:
     """Return the values of all samples: the new ones of these samples, else those they have.
 
-    Raises ValueError if the data set has no such column.
+    New numbers count into ``texts``, if there are any. Raises ValueError if the data set has no
+    such column.
     """
     if name not in index.columns:
         raise ValueError(
             f"{name}: the data set has no such column, so samples without a line have nothing to "
             "keep. Add their lines, or leave them out with --missing drop."
         )
-    texts = index.texts.get(name)
+    own = index.texts.get(name)
     merged: list[Any] = index.columns[name].tolist()
-    if texts:
-        merged = [texts[number] for number in merged]
+    if own:
+        merged = [own[number] for number in merged]
     for sample, value in zip(samples, values, strict=True):
-        is_number = isinstance(value, int | np.integer) and value in range(len(texts or ()))
+        is_number = isinstance(value, int | np.integer) and value in range(len(texts))
         merged[sample] = texts[value] if texts and is_number else value
     return merged
 

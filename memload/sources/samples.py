@@ -253,9 +253,10 @@ def check_labels(source: Source) -> None:
     classes = source.classes or ()
     is_missing = labels == classes.index("") if "" in classes else np.isnan(labels)
     if is_missing.any():
+        rows = np.unique(np.nonzero(is_missing)[0])
         raise SourceError(
-            f"{counted(int(is_missing.sum()), 'label is', 'labels are')} missing, the first one "
-            f"that of {source.keys[int(np.argmax(is_missing))]}. Fill them in, or leave these "
+            f"{counted(len(rows), 'label is', 'labels are')} missing, the first one that of "
+            f"{source.keys[int(rows[0])]}. Fill them in, or leave these "
             "samples out."
         )
 

@@ -79,7 +79,7 @@ def open_tars(paths: Sequence[Path], reading: Reading) -> Source:
         paths[0],
     )
     order = _order_of_classes(samples, table)
-    if order and source.classes:
+    if order and source.classes and reading.label in (None, "label"):
         source = source.with_classes(order)
     if skipped:
         shown = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.most_common(5))

@@ -80,3 +80,11 @@ def test_the_command_prints_a_dry_run(images, capsys):
     main([*arguments, "--dry-run", "--json"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["bytes"] == 4096 + 60 * 8 * 8 * 3
     assert not images.with_name("out.bin").exists()
+
+
+def test_a_dry_run_of_packing_takes_the_options_that_a_build_takes(images, tmp_path):
+    memload.build(images, tmp_path / "out.bin", size=16, num_workers=0)
+    given = {"fit": "pad", "num_workers": 0}
+    found = memload.dry_run(tmp_path / "out.bin", tmp_path / "packed.bin", **given)
+    report = memload.build(tmp_path / "out.bin", tmp_path / "packed.bin", **given)
+    assert (found.samples, found.shape) == (report.samples, report.shape)

@@ -124,6 +124,9 @@ def test_numbers_of_classes_that_keep_the_others_are_checked(make_dataset, table
     assert labels(memload.relabel(index, table("key,label", "ant/0,2"), missing="keep"))[0] == "cat"
     with pytest.raises(ValueError, match="label: neither numbers"):
         memload.relabel(index, table("key,label", "ant/0,3"), missing="keep")
+    given = ["cat", "bee", "ant"]
+    changed = memload.relabel(index, table("key,label", "ant/0,0"), missing="keep", classes=given)
+    assert (changed.classes, labels(changed)) == (tuple(given), ["cat", "bee", "cat", "ant", "bee"])
 
 
 def test_points_and_boxes_stay_such_if_the_shape_fits(make_dataset):

@@ -150,6 +150,15 @@ def test_names_in_json_are_those_of_numbers_beside_it(tmp_path, labels, names, e
     assert (source.classes, source.values["label"].tolist()) == expected
 
 
+def test_numbers_of_classes_do_not_name_other_labels(tmp_path):
+    files = []
+    for row, (number, name, breed) in enumerate([("1", "ant", "b"), ("0", "bee", "a")]):
+        text = json.dumps({"label": name, "breed": breed}).encode()
+        files += [(f"{row}.jpg", b""), (f"{row}.cls", number.encode()), (f"{row}.json", text)]
+    source = memload.open_source(write_tar(tmp_path / "t.tar", files), label="breed")
+    assert (source.classes, source.values["label"].tolist()) == (["a", "b"], [1, 0])
+
+
 @pytest.mark.parametrize("name", ["label", "class", "labels", "fine_label", "cls", "target"])
 def test_usual_names_are_labels(write, name):
     source = memload.open_source(write(f"path,{name}", "a.jpg,pug", "a.jpg,beagle"))
