@@ -53,7 +53,7 @@ class Picture(NamedTuple):
     size: tuple[int, int]  #: width and height as stored, before any scaling by the decoder
     orientation: int = 1  #: the EXIF orientation from which it was turned upright
     used_fallback: bool = False  #: whether the chosen library gave up and Pillow decoded the file
-    remarks: int = 0  #: what was lost, see `memload.building.remarks`
+    remarks: int = 0  #: what was lost, see `memload.building.record`
 
 
 class Decoder:

@@ -21,7 +21,7 @@ from memload.wording import shape_text
 #: Of the folder of an unfinished build. Other versions of memload may have other files in it.
 _FORMAT = 2
 
-#: Entries of a plan that nobody can read, and what it means if they differ.
+#: Entries of a plan that are checksums, and what it means if they differ.
 _UNREADABLE = {
     "names": "the samples have other names",
     "source": "the source is read with other options, or has other columns",

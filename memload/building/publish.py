@@ -36,7 +36,7 @@ _REPLACED = "replaced.idx"
 
 
 def check_output(output: Path, files: Iterable[str], overwrite: bool) -> None:
-    """Raise BuildError if the output exists and is not to be replaced, or is not its own.
+    """Raise BuildError if the output exists without ``overwrite``, or is of another data set.
 
     ``files`` are the names of the shards that are to be written.
     """

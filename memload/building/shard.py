@@ -102,8 +102,7 @@ class Shard:
         if self.is_done or not (self.folder / PLAN).exists():  # … or it was published
             yield False
             return
-        # Write-only, because workers reopen readable files, and a reopened one would not hold the
-        # lock.
+        # Write-only: workers open readable files anew, and a new descriptor does not hold the lock.
         descriptor = os.open(self.journal, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             # Whoever had the lock may have renamed the journal, or removed it.

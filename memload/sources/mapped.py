@@ -117,7 +117,7 @@ class DatasetSource(Source):
         self._reading, self._kept = reading, columns
         table = self._look(first_usable)
         self._label = label or label_among(table, has_boxes=bool(reading.boxes))
-        #: what labels of samples count into, whatever `classes` are
+        #: the texts that the labels of the samples count into; `classes` may be a longer list
         self._own_classes = _class_names(dataset, self._label) if classes is None else [*classes]
         vars(self).update(vars(self._columns_of(table)))
 

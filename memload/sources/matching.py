@@ -43,7 +43,7 @@ def match(keys: Sequence[str], names: Sequence[str]) -> np.ndarray:
 def _match(
     keys: Sequence[str], names: Sequence[str], compared: Sequence[str], with_: Sequence[str]
 ) -> np.ndarray:
-    """Match as `match` does, by what is ``compared`` of keys ``with_`` that of names."""
+    """Match as `match` does: the texts ``compared``, of the keys, with ``with_``, of the names."""
     whole, stems = _positions(with_), _positions(map(stem_of, with_))
     taken = {whole[text][0] for text in compared if text in whole}
     owner: dict[int, str] = {}

@@ -286,7 +286,7 @@ class ParquetRows(Contents):
     def __init__(self, column: str, groups: Sequence[_RowGroup], folder: Path) -> None:
         self._column, self._groups, self._folder = column, groups, folder
         self._firsts = np.array([group.first for group in groups])
-        #: the process and the group that are read, the first of the rows, these, and what follows
+        #: which process reads which row group, the rows last read, and an iterator over the next
         self._cursor: tuple[Any, int, Any, Any] = None, 0, (), None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Record(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """A mask or another array of each sample. Without contents, the images have them with them."""
+    """A mask or another array of each sample. Without contents, it comes with the image."""
 
     kind: Kind
     contents: Contents | None
@@ -91,7 +91,7 @@ class Source(Columns):
         return {name: each.contents[row] for name, each in self.extras.items() if each.contents}
 
     def several(self, rows: Sequence[int]) -> list[Record | Exception]:
-        """Return several records, or exceptions in their place, if that is faster, else nothing."""
+        """Return several records, with exceptions for bad ones. Nothing if one by one is as fast."""
         if not self.images.reads_together:
             return []
         found: list[Record | Exception] = []

@@ -81,7 +81,8 @@ def table_source(
 ) -> Source:
     """Return a source with the columns of a table, and with masks and other arrays.
 
-    An export has the names of the samples in a column. They count unless two are the same.
+    An export has the names of the samples in a column. They are the keys, unless two samples have
+    the same name.
 
     Args:
         source: Names and images of all rows.
@@ -296,5 +297,5 @@ def numbers_or_texts(cells: Any) -> Any:
         return cells
     if not (np.abs(numbers) >= EXACT).any():
         return numbers
-    # These may lose digits, which `Columns` finds out.
+    # These may lose digits as floats, which `Columns.add_values` finds out.
     return [int(cell) if cell.lstrip("+-").isdigit() else float(cell or "nan") for cell in cells]
