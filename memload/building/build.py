@@ -139,8 +139,8 @@ def build(
             ``"train_images/{image_id}.jpg"``. `memload.open_source` explains this and the other
             options for reading, and which sources have them.
         label: The column or entry of the labels. For an .npy file, another one.
-        where: Reads only the samples with these values: of a table, Parquet, tars, Hugging Face or a
-            memload data set.
+        where: Reads only the samples with these values: of a table, Parquet, tars, Hugging Face's
+            or a memload data set.
         root: The folder or URL that the paths of a table are relative to.
         extensions: The extensions of images in a folder or a zip, such as ``[".jpg", ".gif"]``.
         masks: A folder of pictures or .npy files that are named as the images are, or ``{name:

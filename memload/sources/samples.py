@@ -91,7 +91,7 @@ class Source(Columns):
         return {name: each.contents[row] for name, each in self.extras.items() if each.contents}
 
     def several(self, rows: Sequence[int]) -> list[Record | Exception]:
-        """Return several records, with exceptions for bad ones. Nothing if one by one is as fast."""
+        """Return several records, with errors for bad ones; nothing if that is not faster."""
         if not self.images.reads_together:
             return []
         found: list[Record | Exception] = []
