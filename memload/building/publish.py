@@ -110,7 +110,7 @@ def make_index(
 
     schema, classes = source.schema, source.classes
     used = np.flatnonzero(records["status"] == DONE)
-    columns = {name: column_values(records[used], name, schema) for name in schema}
+    columns = {name: column_values(records, used, name, schema) for name in schema}
     facts = statistics(records, used, arrays[0])
     if classes is not None:
         facts["class_counts"] = class_counts(columns["label"], len(classes))

@@ -72,13 +72,15 @@ def may_be_floats(name: str, schema: Mapping[str, Column]) -> bool:
     return schema[name] == Column("<i8") and name != "label"
 
 
-def column_values(records: np.ndarray, name: str, schema: Mapping[str, Column]) -> np.ndarray:
-    """Return the values of a column: integers are floats if one has a rest, such as NaN.
+def column_values(
+    records: np.ndarray, used: np.ndarray, name: str, schema: Mapping[str, Column]
+) -> np.ndarray:
+    """Return some values of a column: integers are floats if one has a rest, such as NaN.
 
     Raises BuildError if integers are too large for that.
     """
-    values = np.ascontiguousarray(records[f"column/{name}"])
-    rest = records[f"rest/{name}"] if may_be_floats(name, schema) else np.zeros(0)
+    values: np.ndarray = records[f"column/{name}"][used]
+    rest = records[f"rest/{name}"][used] if may_be_floats(name, schema) else np.zeros(0)
     if not rest.any():
         return values
     if np.abs(values).max() > 2**53:
@@ -111,7 +113,7 @@ def are_intact(records: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _checks(records: np.ndarray, seed: int) -> np.ndarray:
-    view, size = memoryview(records.tobytes()), records.itemsize
+    view, size = records.view(np.uint8).data, records.itemsize
     starts = range(0, len(records) * size, size)
     checks = (zlib.crc32(view[start + 4 : start + size], seed) for start in starts)
     return np.fromiter(checks, np.uint32, len(records))

@@ -136,11 +136,11 @@ class Shard:
     def records(self) -> np.ndarray:
         """Return the records of all rows. Those that are not intact have the status 0."""
         path = self.done if self.is_done else self.journal
-        records = np.zeros(self.rows, self.dtype)
-        if path.exists():
-            found = np.fromfile(path, self.dtype, self.rows)
-            records[: len(found)] = found
-            records["status"][~are_intact(records, self.seed)] = 0
+        count = self.rows if path.exists() else 0
+        records = np.fromfile(path, self.dtype, count) if count else np.zeros(0, self.dtype)
+        if len(records) < self.rows:  # the file was cut short
+            records = np.concatenate([records, np.zeros(self.rows - len(records), self.dtype)])
+        records["status"][~are_intact(records, self.seed)] = 0
         return records
 
     def reasons(self) -> dict[int, str]:

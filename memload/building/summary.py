@@ -44,10 +44,8 @@ def moments(totals: np.ndarray, squares: np.ndarray, array: Array) -> dict[str, 
 def _moments_of_pixels(
     totals: np.ndarray, squares: np.ndarray, pixels: int, largest: int
 ) -> dict[str, Any]:
-    # Python's integers are exact, so that no order of summing shows in the result, and hold the
-    # squares of 16 bits, whose sum exceeds 64 bits.
     count = pixels * len(totals)
-    sums = [column.sum(axis=0, dtype=object).tolist() for column in (totals, squares)]
+    sums = [_exact_sums(column) for column in (totals, squares)]
     variances = [
         (count * square - total * total) / (count * count)
         for total, square in zip(*sums, strict=True)
@@ -56,6 +54,12 @@ def _moments_of_pixels(
         "mean": [total / count / largest for total in sums[0]],
         "std": [variance**0.5 / largest for variance in variances],
     }
+
+
+def _exact_sums(column: np.ndarray) -> list[int]:
+    """Return the sums over the rows of uint64 ``(rows, C)``, which may exceed 64 bits."""
+    high, low = (column >> 32).sum(axis=0).tolist(), (column & 0xFFFFFFFF).sum(axis=0).tolist()
+    return [(upper << 32) + lower for upper, lower in zip(high, low, strict=True)]
 
 
 def _moments_of_measurements(
@@ -82,7 +86,7 @@ def notes_on(
     records: np.ndarray, settings: Settings, schema: Mapping[str, Column], keys: Keys
 ) -> Iterator[str]:
     """Yield notes on what was done to pictures, on boxes and masks that look wrong, and on gaps."""
-    used = records[records["status"] == DONE]
+    used = records["status"] == DONE
     height, width = settings.size
     texts = {
         ENLARGED: f"were smaller than {height}×{width} and were enlarged (--size sets the stored "
@@ -91,10 +95,10 @@ def notes_on(
         REDUCED: "have up to 16 bits and were reduced to 8. Use --mode 'I;16' to keep gray ones",
     }
     for bit, text in texts.items():
-        if count := np.count_nonzero(used["remarks"] & bit):
-            yield f"{count:,} of {len(used):,} pictures {text}"
+        if count := np.count_nonzero(records["remarks"][used] & bit):
+            yield f"{count:,} of {np.count_nonzero(used):,} pictures {text}"
     for name in (name for name, column in schema.items() if column.boxes):
-        boxes = used[f"column/{name}"].reshape(-1, 4)
+        boxes = records[f"column/{name}"][used].reshape(-1, 4)
         sides = (boxes[:, 2:] - boxes[:, :2])[~np.isnan(boxes).any(axis=1)]
         if len(boxes) and (sides <= _LEAST_SHARE * np.array([width, height])).all():
             yield (
