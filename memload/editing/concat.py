@@ -44,8 +44,11 @@ def concat(*datasets: Any, columns: Literal["same", "common"] = "same") -> Index
         raise ValueError("datasets: there is none to put together. Name at least one.")
     if columns not in ("same", "common"):
         raise ValueError(f"columns: {columns!r} is neither 'same' nor 'common'.")
-    required = () if columns == "common" else None
-    united = concatenate([index_of(dataset) for dataset in datasets], required)
+    indexes = [index_of(dataset) for dataset in datasets]
+    united = concatenate(indexes, () if columns == "common" else None)
+    left_out = sorted({name for index in indexes for name in index.columns} - {*united.columns})
+    if left_out:
+        logger.warning(f"columns that differ are left out: {listed(left_out)}")
     if united.classes is None and "label" in united.columns:
         logger.warning("labels have no names of classes, so their numbers stay as they are")
     counts = Counter(united.keys)

@@ -204,6 +204,8 @@ def _log_labels(before: Index, after: Index) -> None:
     if new:
         level = logging.INFO if changed else logging.WARNING
         logger.log(level, f"{changed:,} of {counted(len(new), 'label')} changed")
+    if before.classes is not None and after.classes is None:
+        logger.warning("the labels are numbers now: one of them counts into no class")
     if added := [name for name in after.classes or () if name not in (before.classes or ())]:
         logger.info(f"new classes: {listed(added, 5)}")
 

@@ -27,6 +27,9 @@ IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
 LABEL_NAMES = ("label", "class", "labels", "fine_label", "cls", "target")
 BOX_NAMES = ("boxes", "bboxes", "bbox")
 POINT_NAMES = ("points", "landmarks", "keypoints")
+_CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"))
+#: An x that is a word, as in ``x0``, ``left_eye_x`` and ``leftX``.
+_X = re.compile(r"(?<![A-Za-z])[xX](?![A-Za-z])|(?<=[a-z])X(?![a-z])")
 #: An array that is larger than this along two axes has the size of a picture.
 _MASK_SIDE = 16
 _NEITHER = (
@@ -249,15 +252,29 @@ def notes_on_unnamed(columns: Columns) -> Iterator[str]:
 
     They would stay in pixels of the file, while their images are resized and cropped.
     """
-    single = {name for name, column in columns.schema.items() if not column.shape}
-    swapped = str.maketrans("xX", "yY")
-    if pairs := sorted(name for name in single if name.translate(swapped) in single - {name}):
+    single = {name.lower(): name for name, column in columns.schema.items() if not column.shape}
+    for corners in _CORNERS:
+        if single.keys() >= {*corners}:
+            text = ",".join(single.pop(corner) for corner in corners)
+            yield f"{text} are stored as they are; --boxes 'boxes={text}' lets them move as boxes"
+    pairs, pattern = [], ""
+    for name in single.values():
+        for found in [*_X.finditer(name)][-1:]:
+            head, x, tail = name[: found.start()], found[0], name[found.end() :]
+            y = chr(ord(x) + 1)
+            if f"{head}{y}{tail}" in single.values():
+                pairs.append(f"{name},{head}{y}{tail}")
+                end = f"*{head[-1]}" if head[-1:] in tuple("_-. ") else "*" * bool(head)
+                pattern = pattern or ",".join(f"{end}{each}{'*' * bool(tail)}" for each in (x, y))
+    if pairs:
         yield (
-            f"{listed(pairs, 2)} and their y stay as they are. Points and boxes are named, so that "
-            "they move with their images, such as --points 'points=x*,y*' or --boxes "
-            "'boxes=x1,y1,x2,y2'"
+            f"{listed(pairs, 2)} are stored as they are; --points 'points={pattern}' lets them "
+            "move with their images, as points"
         )
     for name, column in columns.schema.items():
         kind = "" if column.points or column.boxes else looks_like(name, column.shape)
         if kind and column.shape:
-            yield f"{name} stays as it is; --{kind} {name}={name} moves it with its image"
+            wanted = " (k, 2), without a third number," if column.shape[-1] == 3 else ""
+            yield f"{name} is stored as it is; --{kind} {name} lets {kind}{wanted} move with images"
+        elif column.shape[-1:] == (2,) and not column.points:
+            yield f"{name} is stored as it is; --points {name} lets points move with their images"

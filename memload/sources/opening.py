@@ -258,6 +258,11 @@ def read_classes(classes: Any) -> list[str]:
         path = Path(classes)
         if path.suffix in (".bin", ".idx"):
             names = Index.open(path).classes
+            if names is None:
+                raise ValueError(
+                    f"classes: {path} has no names of classes. Its labels are numbers, which mean "
+                    "the same in each data set: leave out --classes."
+                )
         else:
             try:
                 lines = path.read_text(encoding="utf-8-sig").splitlines()

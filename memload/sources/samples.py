@@ -265,13 +265,15 @@ def refuse_splits(source: Source, place: str) -> None:
     """Raise SourceError if the classes are parts of a data set, such as ``train`` and ``val``."""
     if source.classes and (are_splits(source.classes) or _have_same_subfolders(source)):
         first, *others = sorted(source.classes, key=lambda name: "train" not in name.lower())
-        other = [*others, first][0]
+        how = "Unpack an archive first. Of a table, name classes with --label, rows with --where."
+        if Path(place, first).is_dir():
+            how = f"Build each of them by itself: 'memload build {place}/{first} {first}.bin'"
+            for other in others[:1]:
+                how += f", then 'memload build {place}/{other} {other}.bin --classes {first}.bin'"
+            how += "."
         raise SourceError(
             f"The classes would be {listed(source.classes, 5)}: these look like parts of a data "
-            f"set. Build each of them by itself: 'memload build {place}/{first} {first}.bin', then "
-            f"'memload build {place}/{other} {other}.bin --classes {first}.bin'. Unpack an archive "
-            "first. Of a table, name the classes with --label, and rows with --where. If they are "
-            f"classes, say --classes {','.join(source.classes)}."
+            f"set. {how} If they are classes, say --classes {','.join(source.classes)}."
         )
 
 

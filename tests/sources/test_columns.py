@@ -231,20 +231,26 @@ def test_lists_are_points_and_boxes_filled_up_to_the_most(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("names", "is_noted"),
+    ("names", "option"),
     [
-        ("x0,y0,x1,y1", True),
-        ("left_eye_x,left_eye_y", True),
-        ("x1,y1,x2,y2", True),
-        ("xmin,ymin,xmax,ymax", True),
-        ("width,height,tax,try", False),
+        ("x0,y0,x1,y1", "--points 'points=x*,y*'"),
+        ("left_eye_x,left_eye_y,nose_x,nose_y", "--points 'points=*_x,*_y'"),
+        ("x1,y1,x2,y2", "--boxes 'boxes=x1,y1,x2,y2'"),
+        ("xmin,ymin,xmax,ymax", "--boxes 'boxes=xmin,ymin,xmax,ymax'"),
+        ("x,y", "--points 'points=x,y'"),
+        ("width,height,max,may", ""),
     ],
 )
-def test_columns_that_may_be_points_or_boxes_are_noted(write, names, is_noted):
+def test_columns_that_may_be_points_or_boxes_are_noted_with_what_to_type(write, names, option):
     path = write(f"path,{names}", "a.jpg" + ",1,2,3,4"[: 2 * (names.count(",") + 1)])
     notes = [note for note in memload.open_source(path).notes if "as they are" in note]
-    assert len(notes) == is_noted
-    assert all("--points" in note and "--boxes" in note for note in notes)
+    assert len(notes) == bool(option)
+    if option:
+        assert option in notes[0]
+        kind, value = option.removeprefix("--").replace("'", "").split(" ")
+        name, pattern = value.split("=")
+        named = memload.open_source(path, **{kind: {name: pattern}})
+        assert list(named.schema) == [name]
 
 
 # ------------------------------------------------------------------------------------------ masks
