@@ -34,13 +34,13 @@ from memload.building.rows import compare_rows, convert_rows
 from memload.building.settings import Settings
 from memload.building.shard import PLAN, Shard, shards_of
 from memload.building.summary import allowed_rejects, frequent_reasons, notes_on
-from memload.errors import BuildError, DecodeError, MemloadError, describe_error
+from memload.errors import BuildError, DecodeError, FormatError, MemloadError, describe_error
 from memload.sources.contents import MAX_PIXELS
 from memload.sources.samples import Source
 from memload.storage.format import output_paths
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
-from memload.storage.shards import describe
+from memload.storage.shards import check_files, describe
 from memload.wording import counted, listed, size_text
 
 if TYPE_CHECKING:
@@ -412,6 +412,14 @@ def _complete(work: _Work) -> list[str]:
         write_ledger(folder / ledger.name, source.keys, reasons)
         _check_rejects(work, reasons)
         index = make_index(source, settings, work.arrays, index_path, work.keys, records)
+        try:
+            check_files(replace(index, path=folder / index_path.name))
+        except FormatError as error:
+            raise BuildError(
+                f"{error} Shards were damaged after they were done. Delete {folder}, then run the "
+                "same command again.",
+                path=folder,
+            ) from error
         index.write(folder / index_path.name)
     notes = [*source.notes, *options.notes(settings)]
     return [*notes, *notes_on(records, settings, source.schema, work.keys)]

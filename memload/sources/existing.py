@@ -141,6 +141,8 @@ def open_array(path: Path, reading: Reading) -> Source:
             )
         flat = np.array(labels).reshape(len(images))
         columns.add_values("label", flat.tolist() if flat.dtype.kind == "U" else flat)
+        if "label" in columns.skipped:
+            raise SourceError(f"The labels in {reading.label} are {columns.skipped['label']}.")
     keys = Keys.of([*map(str, range(len(images)))])
     return Source(keys=keys, images=NpyRows(path), are_numbered=True, **vars(columns))
 

@@ -155,7 +155,7 @@ class Source(Columns):
         """Return the same source with labels that count into these classes.
 
         Labels that are names of classes are numbered anew. Other numbers stay, and get the names.
-        Raises SourceError for a class that is not among them, and if there are no labels.
+        If names are numbers themselves, such as "2", then a number means the name. Raises SourceError for a class that is not among them, and if there are no labels.
         """
         if self.schema.get("label") != Column("<i8"):
             raise SourceError(
@@ -169,6 +169,9 @@ class Source(Columns):
                 labels = values["label"]
                 is_known = (labels >= 0) & (labels < len(numbers))
                 values["label"] = np.where(is_known, numbers[np.where(is_known, labels, 0)], labels)
+        elif "label" in values and any(name.isdigit() for name in classes):
+            own, positions = np.unique(values["label"], return_inverse=True)
+            values["label"] = _translation([*map(str, own.tolist())], classes)[positions]
         return self.changed(classes=[*classes], values=values)
 
     def with_files(self, name: str, kind: Kind, folder: str | Path) -> Self:

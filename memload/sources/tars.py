@@ -126,12 +126,23 @@ def _table(samples: Sequence[_Sample]) -> dict[str, Any]:
     """
     table: dict[str, Any] = table_of(map(_entries, samples))
     if any("cls" in sample.files for sample in samples):
-        texts = [sample.files.get("cls", b"").decode("utf-8", "replace") for sample in samples]
+        texts = [_text(sample) for sample in samples]
         labels = numbers_or_texts([text.strip() for text in texts])
         has_names = all(type(name) is str for name in table.get("label", [None]))
         if isinstance(labels, list) or not has_names:
             table["label"] = labels
     return table
+
+
+def _text(sample: _Sample) -> str:
+    """Return what .cls has, or nothing. Raises SourceError."""
+    try:
+        text: str = sample.files.get("cls", b"").decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"The .cls beside {sample.image.name} is no UTF-8: {error}. Write names in UTF-8."
+        ) from error
+    return text
 
 
 def _order_of_classes(samples: Sequence[_Sample], table: Mapping[str, Any]) -> list[str]:

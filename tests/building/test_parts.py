@@ -93,6 +93,17 @@ def test_parts_replace_a_data_set_once_all_are_done(drill, place, expected):
     assert drill.files(place) == expected
 
 
+@pytest.mark.parametrize("size", [0, 3000, 10**6])
+def test_pixels_that_were_damaged_after_their_shard_was_done_are_not_published(drill, place, size):
+    build(drill, place, part=(0, 2))
+    path = min((place / "out.building").glob("*.bin"))
+    with path.open("r+b") as file:
+        file.truncate(size)
+    with pytest.raises(memload.BuildError, match=r"Shards were damaged after they were done"):
+        build(drill, place, part=(1, 2))
+    assert not (place / "out.idx").exists()
+
+
 def test_a_shard_that_lost_its_rows_is_told(drill, place):
     build(drill, place, part=(0, 2))
     path = place / "out.building" / "00000.done"

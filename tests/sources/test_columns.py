@@ -440,3 +440,29 @@ def test_texts_with_many_values_are_not_read_to_their_end(tmp_path):
     assert (
         "caption (more than 10,000 texts)" in memload.open_source(tmp_path / "t.parquet").notes[-1]
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_names_if_the_classes_are_called_by_numbers(tmp_path, kind):
+    source = open_values(tmp_path, kind, [2, 10, 2], label="x", classes=["0", "1", "10", "2"])
+    assert source.values["label"].tolist() == [3, 2, 3]
+    with pytest.raises(memload.SourceError, match="not among the 2 given: 10"):
+        open_values(tmp_path, kind, [2, 10, 2], label="x", classes=["1", "2"])
+
+
+def test_names_beside_tar_samples_that_are_no_utf_8_are_refused(tmp_path):
+    files = [("0.jpg", b""), ("0.cls", "\ufeff1".encode()), ("1.jpg", b""), ("1.cls", b"0")]
+    assert memload.open_source(write_tar(tmp_path / "bom.tar", files)).values["label"].tolist() == [
+        1,
+        0,
+    ]
+    files[1] = ("0.cls", "é".encode("latin-1"))
+    with pytest.raises(memload.SourceError, match=r"The .cls beside 0.jpg is no UTF-8"):
+        memload.open_source(write_tar(tmp_path / "latin.tar", files))
+
+
+def test_labels_too_large_for_an_array_of_labels_are_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((2, 4, 4, 3), np.uint8))
+    np.save(tmp_path / "y.npy", np.array([1, 2**63], np.uint64))
+    with pytest.raises(memload.SourceError, match=r"The labels in .*y.npy are"):
+        memload.open_source(tmp_path / "x.npy", label=tmp_path / "y.npy")
