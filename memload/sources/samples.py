@@ -155,7 +155,9 @@ class Source(Columns):
         """Return the same source with labels that count into these classes.
 
         Labels that are names of classes are numbered anew. Other numbers stay, and get the names.
-        If names are numbers themselves, such as "2", then a number means the name. Raises SourceError for a class that is not among them, and if there are no labels.
+        If names are numbers themselves, such as "2", then a number means the name.
+
+        Raises SourceError for a class that is not among them, and if there are no labels.
         """
         if self.schema.get("label") != Column("<i8"):
             raise SourceError(
