@@ -480,7 +480,7 @@ def test_a_store_with_the_interface_of_s3(dataset, tmp_path):
     command = [sys.executable, "-c", THROUGH_S3, str(dataset.path), str(tmp_path / "x")]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     assert output.splitlines() == [
-        "s3://bucket/sets/out.idx cannot be read: it does not exist. Check the URL.",
+        "s3://bucket/sets/out.idx cannot be read: it does not exist. Check the path or URL.",
         "s3://bucket/sets/out.bin",
         f"{tmp_path}/x/out.bin",
     ]
