@@ -14,6 +14,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import re
 import signal
 import sys
 import tarfile
@@ -22,6 +23,7 @@ import time
 import zipfile
 import zlib
 from dataclasses import replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
@@ -466,3 +468,84 @@ def pytest_configure():
     """Let Ctrl-C end processes that tests start, even if a background shell ignores it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Server:
+    """Serves a folder by HTTP. ``fault`` says of a path and its first byte what goes wrong."""
+
+    def __init__(self, folder):
+        self.fault = lambda path, start: None
+        self.has_ranges, self.status = True, None
+        self.asked = []
+        server = self
+
+        class Handler(SimpleHTTPRequestHandler):
+            def __init__(self, *arguments):
+                super().__init__(*arguments, directory=str(folder))
+
+            def log_message(self, *arguments):
+                pass
+
+            def do_HEAD(self):
+                if server.status and self.path.endswith(".bin"):
+                    self.send_error(server.status)
+                else:
+                    super().do_HEAD()
+
+            def do_GET(self):
+                given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+                start = int(given[1]) if given else 0
+                path = Path(self.translate_path(self.path))
+                server.asked.append((path.name, start))
+                fault = server.fault(path.name, start)
+                if fault == "busy":
+                    self.send_error(503)
+                elif not path.exists():
+                    self.send_error(404)
+                elif server.status and path.suffix == ".bin":
+                    self.send_error(server.status)
+                else:
+                    content = path.read_bytes()
+                    if given and server.has_ranges:
+                        content = content[start : int(given[2]) + 1]
+                    self.send_response(206 if given and server.has_ranges else 200)
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    with contextlib.suppress(ConnectionError):
+                        self.wfile.write(content[: len(content) // (2 if fault == "cut" else 1)])
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def rows_asked(self):
+        """Return the ranges of rows that were asked for, without headers and indexes."""
+        return [(name, start) for name, start in self.asked if start > 0]
+
+
+@pytest.fixture(scope="session")
+def fsspec_thread():
+    """Let fsspec start its thread before `nothing_left_behind` looks."""
+    pytest.importorskip("fsspec.asyn").get_loop()
+
+
+@pytest.fixture
+def serve(fsspec_thread):
+    """A function that serves a folder by HTTP."""
+    pytest.importorskip("aiohttp")
+    servers = []
+
+    def start(folder):
+        servers.append(Server(folder))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

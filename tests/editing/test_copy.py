@@ -1,15 +1,11 @@
 """Data sets go between machines and stores, whatever happens on the way."""
 
-import contextlib
 import importlib.util
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +23,6 @@ def small_ranges(monkeypatch):
     """Ranges of two rows, and no time between two attempts."""
     monkeypatch.setattr(copying, "_RANGE_BYTES", 2 * 4 * 6 * 3)
     monkeypatch.setattr(remote, "_WAITS", (0, 0, 0))
-
-
-@pytest.fixture(scope="session")
-def fsspec_thread():
-    """Let fsspec start its thread before `nothing_left_behind` looks."""
-    pytest.importorskip("fsspec.asyn").get_loop()
 
 
 @pytest.fixture
@@ -57,71 +47,9 @@ def dataset(write_dataset, add_array, tmp_path):
     return add_array(index, "features", numbers[:, 0].astype(np.float32), "npy")
 
 
-class Server:
-    """Serves a folder by HTTP. ``fault`` says of a path and its first byte what goes wrong."""
-
-    def __init__(self, folder):
-        self.fault = lambda path, start: None
-        self.has_ranges, self.status = True, None
-        self.asked = []
-        server = self
-
-        class Handler(SimpleHTTPRequestHandler):
-            def __init__(self, *arguments):
-                super().__init__(*arguments, directory=str(folder))
-
-            def log_message(self, *arguments):
-                pass
-
-            def do_HEAD(self):
-                if server.status and self.path.endswith(".bin"):
-                    self.send_error(server.status)
-                else:
-                    super().do_HEAD()
-
-            def do_GET(self):
-                given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-                start = int(given[1]) if given else 0
-                path = Path(self.translate_path(self.path))
-                server.asked.append((path.name, start))
-                fault = server.fault(path.name, start)
-                if fault == "busy":
-                    self.send_error(503)
-                elif not path.exists():
-                    self.send_error(404)
-                elif server.status and path.suffix == ".bin":
-                    self.send_error(server.status)
-                else:
-                    content = path.read_bytes()
-                    if given and server.has_ranges:
-                        content = content[start : int(given[2]) + 1]
-                    self.send_response(206 if given and server.has_ranges else 200)
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
-                    with contextlib.suppress(ConnectionError):
-                        self.wfile.write(content[: len(content) // (2 if fault == "cut" else 1)])
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    def rows_asked(self):
-        """Return the ranges of rows that were asked for, without headers and indexes."""
-        return [(name, start) for name, start in self.asked if start > 0]
-
-
 @pytest.fixture
-def server(dataset, fsspec_thread):
-    served = Server(dataset.path.parent)
-    yield served
-    served.close()
+def server(dataset, serve):
+    return serve(dataset.path.parent)
 
 
 def contents(folder):
@@ -376,15 +304,11 @@ def test_what_is_returned_opens_whatever_its_files_are_called(dataset, tmp_path)
     assert len(memload.MemmapDataset(path)) == 5
 
 
-def test_names_of_any_letters(write_dataset, fsspec_thread, tmp_path, monkeypatch):
+def test_names_of_any_letters(write_dataset, serve, tmp_path, monkeypatch):
     (tmp_path / "from").mkdir()
     index = write_dataset(tmp_path / "from", name="my set é%20[1]#a::b.bin")
-    served = Server(tmp_path / "from")
-    try:
-        name = "my%20set%20%C3%A9%2520[1]%23a::b.bin"
-        path = memload.copy(f"{served.url}/{name}", tmp_path / "a::b")
-    finally:
-        served.close()
+    name = "my%20set%20%C3%A9%2520[1]%23a::b.bin"
+    path = memload.copy(f"{serve(tmp_path / 'from').url}/{name}", tmp_path / "a::b")
     assert path == f"{tmp_path}/a::b/{index.path.stem}.bin"
     assert contents(tmp_path / "a::b") == contents(tmp_path / "from")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
