@@ -79,8 +79,6 @@ def copy(
     >>> path = memload.copy("s3://bucket/sets/out.bin", "/nvme/")  # doctest: +SKIP
     >>> loader = memload.Loader(path, 256, shuffle=True)  # doctest: +SKIP
     """
-    if num_threads < 1:
-        raise ValueError(f"num_threads must be 1 or more, not {num_threads}.")
     folder, last = os.path.split(_place(source))
     name = _index_name(unquote(last) if folder.startswith("http") else last)
     target = _place(destination)
@@ -104,7 +102,7 @@ def copy(
 
 
 def _place(given: str | Path) -> str:
-    """Return a URL, or an absolute path. Raises ValueError if there is neither."""
+    """Return a URL as it is, and a path as an absolute one. Raises ValueError for neither."""
     text = os.fspath(given).removeprefix("file://")
     text = re.sub(r"^(\w{2,}):/(?=[^/])", r"\1://", text)  # a Path has lost a slash of the URL
     if not text or text.endswith("://"):
@@ -120,13 +118,13 @@ def _index_name(last: str) -> str:
 
 
 class _Store:
-    """A folder at a URL or on this machine, as fsspec sees it."""
+    """A folder at a URL or on this machine, whose files are read and written through fsspec."""
 
     def __init__(self, folder: str) -> None:
         from fsspec.implementations.local import LocalFileSystem
 
         self.folder, self.is_remote = folder.rstrip("/"), is_url(folder)
-        # A path is not parsed as a URL: "::" has a meaning there.
+        # fsspec would take "::" in a path for a chain of URLs.
         here = LocalFileSystem(), folder
         self._system, self._root = file_system(folder) if self.is_remote else here
 
@@ -191,7 +189,11 @@ def _read_index(store: _Store, name: str) -> tuple[Index, bytes]:
 
 @dataclass(frozen=True)
 class _File:
-    """A shard, its name at both ends, and the checksums of its rows, uint32 ``(rows,)``."""
+    """A shard of the data set that is copied.
+
+    ``name`` is that of its file, in both places. ``crc32`` has the checksums of its rows, uint32
+    ``(rows,)``.
+    """
 
     array: Array
     shard: Shard
@@ -386,7 +388,7 @@ def _check_room(missing: Sequence[_File], work: Path) -> None:
 def _fetched(
     missing: Sequence[_File], store: _Store, work: Path, num_threads: int
 ) -> Iterator[int]:
-    """Read files in ranges by several threads. Yield the bytes of each range that is here."""
+    """Read the files that are missing, in ranges. Yield the size of each range that has arrived."""
     ranges = []
     for file in missing:
         path = work / file.name
@@ -404,7 +406,7 @@ def _fetched(
 def _fetch(
     store: _Store, file: _File, rows: range, span: tuple[int, int], path: Path, is_new: bool
 ) -> int:
-    """Read some rows unless they are here, check them and write them. Returns their bytes."""
+    """Read some rows unless they are here, check them and write them. Returns their size."""
     start, stop = span
     with path.open("r+b") as opened:
         opened.seek(start)
