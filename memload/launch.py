@@ -23,14 +23,19 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     At each launch, Triton 3.6 goes through all arguments and all global constants of the kernel to
     find what it compiled for such arguments. That takes 10 to 20 µs for the kernels of memload.
     Here it is done once for each list of arguments, and later launches take 4 to 8 µs. Of a tensor,
-    only the dtype counts, and whether 16 divides its address.
+    only the dtype counts, and whether 16 divides its address. With the same constants, a parameter
+    always has numbers of one type.
     """
     device = arguments[0].device
     if device.type == "cpu" or not _TAKES_CONSTANTS:  # on the CPU, Triton's interpreter
         with torch.cuda.device(device if device.type == "cuda" else -1):
             kernel[(programs,)](*arguments, **constants)
         return
-    key = id(kernel), device.index, *map(_described, arguments), *constants.items()
+    described = [
+        (value.dtype, value.data_ptr() % 16 == 0) if isinstance(value, Tensor) else value
+        for value in arguments
+    ]
+    key = id(kernel), device.index, *described, *constants.items()
     with torch.cuda.device(device):
         known = _compiled.get(key)
         if known is not None:
@@ -47,10 +52,3 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
 def ceil_div(dividend: int, divisor: int) -> int:
     """Return a quotient, rounded up. ``triton.cdiv`` takes 2 µs, and this a tenth."""
     return -(-dividend // divisor)
-
-
-def _described(argument: Any) -> Any:
-    """Return what a kernel is compiled for."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return type(argument), argument

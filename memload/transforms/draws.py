@@ -103,21 +103,29 @@ class Drawn:
     ``samples`` are those of the batch among all for which it was drawn.
     """
 
-    def __init__(self, values: Mapping[str, Any], device: torch.device) -> None:
-        self._values, self._device = dict(values), device
-        self._uploaded: dict[str, Tensor] = {}
-        self.samples = slice(None)
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        device: torch.device,
+        uploaded: dict[str, Tensor] | None = None,
+        samples: slice = slice(None),
+    ) -> None:
+        self._values, self._device, self.samples = values, device, samples
+        self._uploaded = {} if uploaded is None else uploaded
 
     def part(self, start: int, count: int) -> "Drawn":
         """Return what was drawn for ``count`` samples from ``start`` on."""
-        part = object.__new__(Drawn)
-        part.__dict__.update(self.__dict__, samples=slice(start, start + count))
-        return part
+        samples = slice(start, start + count)
+        return Drawn(self._values, self._device, self._uploaded, samples)
 
     def __getitem__(self, name: str) -> Tensor:
+        return self.of_all(name)[self.samples]
+
+    def of_all(self, name: str) -> Tensor:
+        """Return an array on the device as it was drawn, such as one that all samples share."""
         if name not in self._uploaded:
             self._uploaded[name] = upload(self._all(name), self._device)
-        return self._uploaded[name][self.samples]
+        return self._uploaded[name]
 
     def array(self, name: str) -> Any:
         """Return a NumPy array of these samples, or what else was drawn by this name."""
@@ -126,6 +134,5 @@ class Drawn:
 
     def _all(self, name: str) -> Any:
         """Return what was drawn for all samples. What not every batch needs is a function."""
-        if callable(self._values[name]):
-            self._values[name] = self._values[name]()
-        return self._values[name]
+        value = self._values[name]
+        return value() if callable(value) else value

@@ -157,10 +157,11 @@ class Plan:
             for axis in (self.height, self.width)
             for column in (axis.start, axis.length, axis.shift, axis.flipped)
         ]
-        table = np.empty((len(self.height.start), 8), np.int32)
-        for number, column in enumerate(columns):
-            table[:, number] = column
-        return table
+        return np.stack(columns, 1, dtype=np.int32, casting="unsafe")  # they fit
+
+    def maps(self) -> np.ndarray:
+        """Return factor, offset and fill of each channel, float32 ``(3, C)``."""
+        return np.array([self.factor, self.offset, self.fill], np.float32)
 
     def matrices(self) -> np.ndarray:
         """Return where the pixels come from, float64 ``(N, 3, 3)``; see `Batch.follow`."""

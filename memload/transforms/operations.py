@@ -22,6 +22,7 @@ from memload.transforms.warping import warp_some
 from memload.upload import upload
 
 
+@np.errstate(all="ignore")  # weights of a blur may be as good as 0
 def change_each(images: Tensor, steps: Sequence[OperationStep]) -> Tensor:
     """Return images in new memory, each changed by its operations, one step after another."""
     changed = images

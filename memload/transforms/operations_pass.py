@@ -38,7 +38,8 @@ class OperationsPass(Pass):
         drawn: dict[str, Any] = {
             f"matrices {number}": matrices for number, matrices in enumerate(moving)
         }
-        drawn |= {"maps": maps, "moves": len(moving), "steps": steps, "passes": None}
+        drawn |= {"plan": maps, "maps": maps.maps(), "moves": len(moving), "steps": steps}
+        drawn["passes"] = None
         sizes = [size for step in steps for size in step.kernel_size]
         is_small = max(sizes, default=1) <= _LARGEST_BLUR_IN_KERNEL
         if images.shape[1] in (1, 3) and fits_kernels(images) and is_small:
@@ -50,13 +51,14 @@ class OperationsPass(Pass):
 
     def apply(self, batch: Batch, drawn: Drawn) -> Batch:
         """See `Pass.apply`."""
-        images, maps = batch.images, drawn.array("maps")
+        images, maps = batch.images, drawn.array("plan")
         if batch.followers:
             moves = [drawn[f"matrices {number}"] for number in range(drawn.array("moves"))]
             batch = batch.follow(*moves)
         if (passes := drawn.array("passes")) is not None:
-            for number, each in enumerate(passes):
-                images = each.run(images, drawn[f"numbers {number}"], batch.memory_format)
+            of_channels = drawn.of_all("maps")
+            for number, run in enumerate(passes):
+                images = run(images, drawn[f"numbers {number}"], of_channels, batch.memory_format)
             return batch.with_images(images)
         steps = [step.at(drawn.samples) for step in drawn.array("steps")]
         images = change_each(images, steps)

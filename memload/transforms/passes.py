@@ -82,9 +82,15 @@ class CropPass(Pass):
     def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
         """See `Pass.draw`."""
         plan = self.plan(draws, images)
-        shown = plan.shown if plan.resizes else None
-        return {"plan": plan, "boxes": plan.boxes, "numbers": lambda: numbers_of(plan),
-                "matrices": plan.matrices, "shown": shown}  # fmt: skip
+        resized = plan.height.resized or 0, plan.width.resized or 0
+        return {
+            "plan": plan,
+            "boxes": plan.boxes(),
+            "maps": plan.maps(),
+            "matrices": plan.matrices,
+            "shown": plan.shown,
+            "fits_kernels": fits_kernels(images, *plan.size, *resized),
+        }
 
     def plan(self, draws: Draws, images: Tensor) -> Plan:
         """Return what all steps do with images like these."""
@@ -101,27 +107,14 @@ class CropPass(Pass):
             batch = batch.follow(
                 drawn["matrices"], size=plan.size, shown=shown, padding_mode=plan.padding_mode
             )
-        resized = plan.height.resized or 0, plan.width.resized or 0
-        if fits_kernels(batch.images, *plan.size, *resized):
-            from memload.transforms.kernels import crops
+        if drawn.array("fits_kernels"):
+            from memload.transforms.kernels.crops import crop
 
-            run, numbers = crops.run, drawn["numbers"]
-            return batch.with_images(run(batch.images, plan, numbers, batch.memory_format))
+            boxes, maps = drawn["boxes"], drawn.of_all("maps")
+            return batch.with_images(crop(batch.images, plan, boxes, maps, batch.memory_format))
         return batch.with_images(
             run_plan(batch.images, plan, drawn.array("boxes"), batch.memory_format)
         )
-
-
-def numbers_of(plan: Plan) -> np.ndarray:
-    """Return what the kernel needs, int32 ``(N, 8 + 3·C)``.
-
-    `Plan.boxes` comes first. Then come factor, offset and fill of each channel, float32.
-    """
-    boxes, per_channel = plan.boxes(), np.concatenate([plan.factor, plan.offset, plan.fill])
-    numbers = np.empty((len(boxes), 8 + len(per_channel)), np.int32)
-    numbers[:, :8] = boxes
-    numbers.view(np.float32)[:, 8:] = per_channel
-    return numbers
 
 
 def run_plan(

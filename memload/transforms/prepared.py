@@ -72,7 +72,6 @@ class Prepared:
         self._drawing = threading.Lock()
 
     @not_compiled
-    @np.errstate(all="ignore")  # a weight of 0 is no error, whatever the user's ``np.seterr`` says
     def __call__(
         self,
         images: Tensor,
@@ -145,8 +144,7 @@ class Prepared:
                     position,
                     view,
                 )
-                drawn = Drawn(step.draw(draws, images), images.device)
-                known = like, start, start + len(draws), drawn
+                known = like, start, start + len(draws), _draw(step, draws, images)
                 self._drawn[position, view] = known
             return known[3].part(start - known[1], images.shape[0])
 
@@ -169,11 +167,12 @@ def run(steps: Steps, batch: Batch, drawn_for: Callable[[int, Any, Tensor], Draw
 
 def run_once(steps: Steps, batch: Batch, draws: Draws) -> Batch:
     """Return a batch after steps of a list inside of another transform; see `Draws.inside`."""
-    return run(
-        steps,
-        batch,
-        lambda position, step, images: Drawn(step.draw(draws.of(position), images), images.device),
-    )
+    return run(steps, batch, lambda position, step, images: _draw(step, draws.of(position), images))
+
+
+@np.errstate(all="ignore")  # a weight of 0 is no error, whatever the user's ``np.seterr`` says
+def _draw(step: Any, draws: Draws, images: Tensor) -> Drawn:
+    return Drawn(step.draw(draws, images), images.device)
 
 
 def is_transform(step: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 from memload import transforms
 from memload.transforms.draws import Drawn, Draws
 from memload.transforms.following import move_masks
-from memload.transforms.passes import group, numbers_of, run_plan
+from memload.transforms.passes import group, run_plan
 from tests.transforms.kernels import (
     DEVICE,
     INTERPRETED,
@@ -84,7 +84,7 @@ def crops(rng, bicubic):
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 @pytest.mark.parametrize("bicubic", [False, True])
 def test_crops_are_those_of_torch(seed, bicubic):
-    from memload.transforms.kernels import crops as kernel
+    from memload.transforms.kernels.crops import crop
 
     rng = random.Random(seed)
     count, largest = (2, 20) if INTERPRETED else (9, 300)
@@ -95,8 +95,8 @@ def test_crops_are_those_of_torch(seed, bicubic):
     steps = crops(rng, bicubic)
     plan = plan_of(steps, images, seed)
     expected = run_plan(images, plan, plan.boxes(), layout)
-    numbers = torch.from_numpy(numbers_of(plan)).to(DEVICE)
-    found = kernel.run(images.to(DEVICE), plan, numbers, layout)
+    boxes, maps = (torch.from_numpy(each).to(DEVICE) for each in (plan.boxes(), plan.maps()))
+    found = crop(images.to(DEVICE), plan, boxes, maps, layout)
     assert found.is_contiguous(memory_format=layout)
     level = 1.01 / 255 / 0.25 if plan.maps_pixels else 1
     assert_within(found, expected, level * (2 if bicubic else 1))
@@ -106,7 +106,7 @@ def test_crops_are_those_of_torch(seed, bicubic):
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 @pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
 def test_padding_is_that_of_torch(seed, mode):
-    from memload.transforms.kernels import crops as kernel
+    from memload.transforms.kernels.crops import crop
 
     rng = random.Random(seed)
     images = pixels(rng, 2, 3, rng.randint(9, 20), rng.randint(9, 20))
@@ -116,8 +116,9 @@ def test_padding_is_that_of_torch(seed, mode):
     ]
     plan = plan_of(steps, images, seed)
     expected = run_plan(images, plan, plan.boxes(), torch.channels_last)
-    numbers = torch.from_numpy(numbers_of(plan)).to(DEVICE)
-    assert_within(kernel.run(images.to(DEVICE), plan, numbers, torch.channels_last), expected, 1)
+    boxes, maps = (torch.from_numpy(each).to(DEVICE) for each in (plan.boxes(), plan.maps()))
+    found = crop(images.to(DEVICE), plan, boxes, maps, torch.channels_last)
+    assert_within(found, expected, 1)
 
 
 @needs_device
@@ -184,12 +185,12 @@ def test_operations_are_those_of_torch(seed):
     ((_, together),) = group([*steps, T.Normalize([0.4], [0.2])])
     drawn = Drawn(together.draw(Draws(np.arange(count), seed, 0), images), images.device)
     expected = change_each(images, drawn.array("steps"))
-    maps = drawn.array("maps")
-    expected = run_plan(expected, maps, np.zeros((count, 8), int), torch.channels_last)
+    plan, maps = drawn.array("plan"), drawn["maps"].to(DEVICE)
+    expected = run_plan(expected, plan, np.zeros((count, 8), int), torch.channels_last)
     found = images.to(DEVICE)
-    passes, numbers = passes_of(drawn.array("steps"), maps, images.shape[1:])
+    passes, numbers = passes_of(drawn.array("steps"), plan, images.shape[1:])
     for each, array in zip(passes, numbers, strict=True):
-        found = each.run(found, torch.from_numpy(array).to(DEVICE), torch.channels_last)
+        found = each(found, torch.from_numpy(array).to(DEVICE), maps, torch.channels_last)
     difference = ((found.cpu() - expected).abs() * 255 * 0.2).round()
     # A second operation may be of another level; nearest pixels may be others at ties.
     assert (difference > 1).float().mean() < 0.01, difference.max()

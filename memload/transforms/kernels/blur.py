@@ -28,20 +28,19 @@ _REFLECT = tl.constexpr(PADDING_MODES.index("reflect"))
 
 
 def blur(
+    radii: tuple[int, int],
+    maps_pixels: bool,
+    dtype: torch.dtype,
     images: Tensor,
     weights: Tensor,
-    radii: tuple[int, int],
-    *,
-    maps_pixels: bool = False,
-    dtype: torch.dtype = torch.uint8,
-    memory_format: torch.memory_format = torch.preserve_format,
+    maps: Tensor,
+    memory_format: torch.memory_format,
 ) -> Tensor:
     """Return uint8 images ``(N, C, H, W)`` of any strides, each blurred by its weights.
 
     ``radii`` are those of width and height. ``weights``, float32 ``(N, …)``, are by the distance
-    from the middle, 0 to the radius: first those along x, then those along y. If
-    ``maps_pixels``, the result is then multiplied by a factor, and an offset is added: those of
-    each channel follow the weights.
+    from the middle, 0 to the radius: first those along x, then those along y. If ``maps_pixels``,
+    the result is then multiplied by a factor, and an offset is added; see `Plan.maps`.
     """
     out = torch.empty_like(images, dtype=dtype, memory_format=memory_format)
     count, channels, height, width = images.shape
@@ -56,7 +55,7 @@ def blur(
     across = ceil_div(ceil_div(width, pixels) * together, _THREADS)
     launch(
         _kernel, count * planes * across * ceil_div(height, rows),
-        images, out, weights, weights.stride(0), planes, height, width, rows,
+        images, out, weights, maps, planes, height, width, rows,
         *images.stride(), *out.stride(), AFFINE=maps_pixels, RADIUS_X=radii[0],
         RADIUS_Y=radii[1], C=together, PIXELS=pixels, THREADS=_THREADS,
         UNROLL=max(1, min(2 * radii[1] + 1, _LOADS // (2 * radii[0] + pixels))),
@@ -67,7 +66,7 @@ def blur(
 
 @triton.jit
 def _kernel(
-    source, out, weights, weights_n, planes, height, width, rows,
+    source, out, weights, maps, planes, height, width, rows,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
     AFFINE: tl.constexpr, RADIUS_X: tl.constexpr, RADIUS_Y: tl.constexpr, C: tl.constexpr,
     PIXELS: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr,
@@ -82,14 +81,14 @@ def _kernel(
     sample, first_channel = plane // planes, plane % planes
     source += sample * source_n + first_channel * source_c
     out += sample * out_n + first_channel * out_c
-    weights += sample * weights_n
+    weights += sample * (RADIUS_X + RADIUS_Y + 2)
     thread = program % across * THREADS + tl.arange(0, THREADS)
     left, channel = thread // C * PIXELS, thread % C
     top = program // across % down * rows
     bottom = tl.minimum(top + rows, height)
     factor, offset = 1.0, 0.0
     if AFFINE:
-        maps = weights + RADIUS_X + RADIUS_Y + 2 + first_channel + channel
+        maps += first_channel + channel
         factor, offset = tl.load(maps), tl.load(maps + planes * C)
 
     # A weight of 1 in the middle means a copy: many batches have samples that are not blurred.

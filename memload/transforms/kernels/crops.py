@@ -15,8 +15,6 @@ from memload.transforms.geometry import PADDING_MODES, Plan
 #: 54 µs with half the rows or columns. Random crops of them are resized to 224×224 in 112 µs, and
 #: with tiles of (4, 256, 4, 2) in 128 µs; of 256×256 to 176×176, in 113 and 139 µs.
 _TILE_MOVED, _TILE_RESIZED = (16, 256, 1, 4), (8, 64, 4, 1)
-#: How many integers of each sample come before those of its channels; see `passes.numbers_of`.
-_BOXES = tl.constexpr(8)
 #: Bits of a column's weight after the point. Pixels times integers are summed, as conversions to
 #: float are slow: with one for each tap, a bilinear crop took 1.14 times as long on an H200, and a
 #: bicubic one 1.25 times.
@@ -24,14 +22,15 @@ _BITS, _ONE, _HALF = tl.constexpr(21), tl.constexpr(1 << 21), tl.constexpr(1 << 
 _UNIT = tl.constexpr(1.0 / (1 << 21))
 
 
-def run(images: Tensor, plan: Plan, numbers: Tensor, memory_format: torch.memory_format) -> Tensor:
+def crop(
+    images: Tensor, plan: Plan, boxes: Tensor, maps: Tensor, memory_format: torch.memory_format
+) -> Tensor:
     """Carry out a plan for uint8 images ``(N, C, H, W)`` of any strides.
 
-    ``numbers`` are the part of `passes.numbers_of` for these images. Sides have at most
-    `geometry.LARGEST_SIDE` pixels.
+    ``boxes`` are the part of `Plan.boxes` for these images, and ``maps`` are `Plan.maps`. Sides
+    have at most `geometry.LARGEST_SIDE` pixels.
     """
-    count, channels, height, width = images.shape
-    size = plan.size
+    (count, channels, height, width), size = images.shape, plan.size
     out = torch.empty(
         (count, channels, *size),
         dtype=plan.dtype,
@@ -40,18 +39,20 @@ def run(images: Tensor, plan: Plan, numbers: Tensor, memory_format: torch.memory
     )
     if not out.numel():
         return out
-    sides_and_strides = zip(images.shape[1:], images.stride()[1:], strict=True)
+    strides, out_strides = images.stride(), out.stride()
     # The kernel's offsets within a sample have 32 bits.
-    if sum((side - 1) * stride for side, stride in sides_and_strides) >= 1 << 32:
+    last = (channels - 1) * strides[1] + (height - 1) * strides[2] + (width - 1) * strides[3]
+    if last >= 1 << 32:
         images = images.contiguous(memory_format=torch.channels_last)
-    dense = images.stride(1) == out.stride(1) == 1 and images.stride(3) == out.stride(3) == channels
-    inside = plan.height.inside and plan.width.inside
-    rows, columns, strips, warps = _TILE_RESIZED if plan.resizes else _TILE_MOVED
+        strides = images.stride()
+    dense = strides[1] == out_strides[1] == 1 and strides[3] == out_strides[3] == channels
+    inside, resizes = plan.height.inside and plan.width.inside, plan.resizes
+    rows, columns, strips, warps = _TILE_RESIZED if resizes else _TILE_MOVED
     tiles = ceil_div(size[0], rows * strips) * ceil_div(size[1] * channels, columns)
     launch(
-        _kernel, count * tiles, images, out, numbers, height, width, *size,
-        plan.height.resized or 0, plan.width.resized or 0, *images.stride(), *out.stride(),
-        C=channels, RESIZE=plan.resizes, BICUBIC=plan.bicubic, ANTIALIAS=plan.antialias,
+        _kernel, count * tiles, images, out, boxes, maps, height, width, *size,
+        plan.height.resized or 0, plan.width.resized or 0, *strides, *out_strides,
+        C=channels, RESIZE=resizes, BICUBIC=plan.bicubic, ANTIALIAS=plan.antialias,
         AFFINE=plan.maps_pixels, INSIDE=inside,
         PADDING=0 if inside else PADDING_MODES.index(plan.padding_mode), DENSE=dense,
         ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
@@ -59,10 +60,9 @@ def run(images: Tensor, plan: Plan, numbers: Tensor, memory_format: torch.memory
     return out
 
 
-# Numbers of a batch may begin anywhere, but no batch needs a kernel of its own.
-@triton.jit(do_not_specialize_on_alignment=["numbers"])
+@triton.jit
 def _kernel(
-    source, out, numbers, height, width, extent_y, extent_x, resized_y, resized_x,
+    source, out, boxes, maps, height, width, extent_y, extent_x, resized_y, resized_x,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
     C: tl.constexpr, RESIZE: tl.constexpr, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr,
     AFFINE: tl.constexpr, INSIDE: tl.constexpr, PADDING: tl.constexpr, DENSE: tl.constexpr,
@@ -77,21 +77,15 @@ def _kernel(
     - shift, flipped: see `geometry.Axis`.
     - from: for each pixel of the output, its pixel in the resized box; without resizing, in the
       box. In a margin it is outside.
-    - centre, first, taps, narrow, unit: the filter of each such pixel; see `_filter`.
     """
     program = tl.program_id(0)
     # Tiles of the same rows come first, since they are neighbours in memory.
     across, down = tl.cdiv(extent_x * C, COLUMNS), tl.cdiv(extent_y, ROWS * STRIPS)
     sample = (program // (across * down)).to(tl.int64)
     column = program % across * COLUMNS + tl.arange(0, COLUMNS)
-    x = column // C
-    channel = column % C
-    mine = numbers + sample * (_BOXES + 3 * C)
-    start_y, start_x = tl.load(mine), tl.load(mine + 4)
-    length_y, length_x = tl.load(mine + 1), tl.load(mine + 5)
-    shift_y, shift_x = tl.load(mine + 2), tl.load(mine + 6)
-    flipped_y, flipped_x = tl.load(mine + 3) != 0, tl.load(mine + 7) != 0
-    # Where the output's columns come from: in the box, or in what it is resized to.
+    x, channel = column // C, column % C
+    start_y, length_y, shift_y, flipped_y = _box(boxes + sample * 8)
+    start_x, length_x, shift_x, flipped_x = _box(boxes + sample * 8 + 4)
     from_x = tl.where(flipped_x, extent_x - 1 - x, x) + shift_x
     source += sample * source_n
     out += sample * out_n
@@ -101,80 +95,33 @@ def _kernel(
     # another sector.
     out_column = (column if DENSE and not RESIZE else x * out_x + channel * out_c)[:, None]
     channel_offset = channel * source_c
-    per_channel = mine + _BOXES + channel
-    factor = tl.load(per_channel)[:, None].to(tl.float32, bitcast=True)
-    offset = tl.load(per_channel + C)[:, None].to(tl.float32, bitcast=True)
-    fill = tl.load(per_channel + 2 * C)[:, None].to(tl.float32, bitcast=True)
+    factor, offset = tl.load(maps + channel)[:, None], tl.load(maps + C + channel)[:, None]
+    fill = tl.load(maps + 2 * C + channel)[:, None]
     if RESIZE:
-        centre_x, first_x, taps_x, narrow_x, unit_x = _filter(
-            from_x, length_x, resized_x, BICUBIC, ANTIALIAS
-        )
+        filter_x = _filter(from_x, length_x, resized_x, BICUBIC, ANTIALIAS)
     for strip in range(STRIPS):
         y = (program // across % down * STRIPS + strip) * ROWS + tl.arange(0, ROWS)
         from_y = tl.where(flipped_y, extent_y - 1 - y, y) + shift_y
         in_output = (column < extent_x * C)[:, None] & (y < extent_y)[None, :]
         if RESIZE:
-            centre_y, first_y, taps_y, narrow_y, unit_y = _filter(
-                from_y, length_y, resized_y, BICUBIC, ANTIALIAS
-            )
-            value = tl.zeros(in_output.shape, tl.float32)
-            for i in range(taps_y):
-                weight_y = _weight(
-                    first_y + i, centre_y, length_y, narrow_y, unit_y, BICUBIC, ANTIALIAS
-                )
-                pixel_y, inside_y = _source_pixel(first_y + i, start_y, length_y, height, PADDING)
-                row_offset, mask = (pixel_y * source_y)[None, :], in_output & inside_y[None, :]
-                row = tl.zeros(in_output.shape, tl.int32) + (0 if BICUBIC else _HALF)
-                # Two or four taps are enough unless the box shrinks. Unrolled, their weights are
-                # computed once for all strips.
-                for j in tl.static_range(4 if BICUBIC else 2):
-                    row += _tap(
-                        first_x + j, source, channel_offset, row_offset, mask, fill, centre_x,
-                        start_x, length_x, width, narrow_x, unit_x, source_x,
-                        BICUBIC, ANTIALIAS, INSIDE, PADDING,
-                    )  # fmt: skip
-                for j in range(4 if BICUBIC else 2, taps_x):
-                    row += _tap(
-                        first_x + j, source, channel_offset, row_offset, mask, fill, centre_x,
-                        start_x, length_x, width, narrow_x, unit_x, source_x,
-                        BICUBIC, ANTIALIAS, INSIDE, PADDING,
-                    )  # fmt: skip
-                # As torch does it: rows first, rounded to 8 bits. Bicubic ones are cut off, as
-                # weights may be below 0, and not rounded, which would take 5 % longer.
-                if BICUBIC:
-                    row_value = tl.minimum(tl.maximum(row.to(tl.float32) * _UNIT, 0.0), 255.0)
-                else:
-                    row_value = (row >> _BITS).to(tl.float32)
-                value += row_value * weight_y[None, :]
-            value = tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0)
+            filter_y = _filter(from_y, length_y, resized_y, BICUBIC, ANTIALIAS)
+            value = _resized(
+                source, channel_offset, in_output, fill, filter_y, filter_x, start_y, start_x,
+                length_y, length_x, height, width, source_y, source_x,
+                BICUBIC, ANTIALIAS, INSIDE, PADDING,
+            )  # fmt: skip
             if PADDING == 0 and not INSIDE:
-                shown = ((from_y >= 0) & (from_y < resized_y))[None, :] & (
-                    (from_x >= 0) & (from_x < resized_x)
-                )[:, None]
-                value = tl.where(shown, value, fill)
+                is_shown_x = (from_x >= 0) & (from_x < resized_x)
+                is_shown = ((from_y >= 0) & (from_y < resized_y))[None, :] & is_shown_x[:, None]
+                value = tl.where(is_shown, value, fill)
         else:
-            pixel_y, pixel_x = start_y + from_y, start_x + from_x
-            if PADDING:
-                pixel_y = pixel_shown(pixel_y, height, PADDING)
-                pixel_x = pixel_shown(pixel_x, width, PADDING)
-            row_offset = (pixel_y * source_y)[None, :]
-            mask = in_output
-            if PADDING == 0 and not INSIDE:
-                inside_x = (pixel_x >= 0) & (pixel_x < width)
-                mask &= ((pixel_y >= 0) & (pixel_y < height))[None, :] & inside_x[:, None]
             # Without a flip, the bytes of a row can be loaded in the order they are stored in.
-            if (PADDING == 0) & DENSE & (start_x + shift_x == 0) & (not flipped_x):
-                # Not a multiple of 16: a thread stores 8 bfloat16 at once.
-                columns = tl.multiple_of(column + start_x, 8)
-                where = (row_offset + columns[:, None]).to(tl.uint32)
-                pixels = tl.load(source + where, mask=mask, other=0)
-            else:
-                columns = pixel_x * source_x + channel_offset
-                where = (row_offset + columns[:, None]).to(tl.uint32)
-                pixels = tl.load(source + where, mask=mask, other=0)
-            value = pixels.to(tl.float32)
-            if not INSIDE:
-                value = tl.where(mask, value, fill)
+            in_order = (PADDING == 0) & DENSE & (start_x + shift_x == 0) & (not flipped_x)
+            value = _moved(
+                source, column, channel_offset, in_output, fill, start_y + from_y,
+                start_x + from_x, start_x, height, width, source_y, source_x, in_order,
+                INSIDE, PADDING,
+            )  # fmt: skip
         if AFFINE:
             value = value * factor + offset
         target = (out_column + (y * out_y)[None, :]).to(tl.uint32)
@@ -182,13 +129,85 @@ def _kernel(
 
 
 @triton.jit
+def _box(numbers):
+    """Return start, length, shift and flipped of an axis."""
+    start, length, shift = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
+    return start, length, shift, tl.load(numbers + 3) != 0
+
+
+@triton.jit
+def _moved(
+    source, column, channel_offset, in_output, fill, pixel_y, pixel_x, start_x, height, width,
+    source_y, source_x, in_order, INSIDE: tl.constexpr, PADDING: tl.constexpr,
+):  # fmt: skip
+    """Return the values of source pixels, or what is shown outside of the source."""
+    if PADDING:
+        pixel_y = pixel_shown(pixel_y, height, PADDING)
+        pixel_x = pixel_shown(pixel_x, width, PADDING)
+    row_offset = (pixel_y * source_y)[None, :]
+    mask = in_output
+    if PADDING == 0 and not INSIDE:
+        inside_x = (pixel_x >= 0) & (pixel_x < width)
+        mask &= ((pixel_y >= 0) & (pixel_y < height))[None, :] & inside_x[:, None]
+    if in_order:
+        # Not a multiple of 16: a thread stores 8 bfloat16 at once.
+        columns = tl.multiple_of(column + start_x, 8)
+        where = (row_offset + columns[:, None]).to(tl.uint32)
+        pixels = tl.load(source + where, mask=mask, other=0)
+    else:
+        columns = pixel_x * source_x + channel_offset
+        where = (row_offset + columns[:, None]).to(tl.uint32)
+        pixels = tl.load(source + where, mask=mask, other=0)
+    value = pixels.to(tl.float32)
+    if not INSIDE:
+        value = tl.where(mask, value, fill)
+    return value
+
+
+@triton.jit
+def _resized(
+    source, channel_offset, in_output, fill, filter_y, filter_x, start_y, start_x, length_y,
+    length_x, height, width, source_y, source_x,
+    BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr, INSIDE: tl.constexpr, PADDING: tl.constexpr,
+):  # fmt: skip
+    """Return the values of pixels of the resized box, from 0 to 255 and rounded."""
+    first_y, taps_y, first_x, taps_x = filter_y[1], filter_y[2], filter_x[1], filter_x[2]
+    value = tl.zeros(in_output.shape, tl.float32)
+    for i in range(taps_y):
+        weight_y = _weight(first_y + i, filter_y, length_y, BICUBIC, ANTIALIAS)
+        pixel_y, inside_y = _source_pixel(first_y + i, start_y, length_y, height, PADDING)
+        row_offset, mask = (pixel_y * source_y)[None, :], in_output & inside_y[None, :]
+        row = tl.zeros(in_output.shape, tl.int32) + (0 if BICUBIC else _HALF)
+        # Two or four taps are enough unless the box shrinks. Unrolled, their weights are computed
+        # once for all strips.
+        for j in tl.static_range(4 if BICUBIC else 2):
+            row += _tap(
+                first_x + j, source, channel_offset, row_offset, mask, fill, filter_x, start_x,
+                length_x, width, source_x, BICUBIC, ANTIALIAS, INSIDE, PADDING,
+            )  # fmt: skip
+        for j in range(4 if BICUBIC else 2, taps_x):
+            row += _tap(
+                first_x + j, source, channel_offset, row_offset, mask, fill, filter_x, start_x,
+                length_x, width, source_x, BICUBIC, ANTIALIAS, INSIDE, PADDING,
+            )  # fmt: skip
+        # As torch does it: rows first, rounded to 8 bits. Bicubic ones are cut off, as weights may
+        # be below 0, and not rounded, which would take 5 % longer.
+        if BICUBIC:
+            row_value = tl.minimum(tl.maximum(row.to(tl.float32) * _UNIT, 0.0), 255.0)
+        else:
+            row_value = (row >> _BITS).to(tl.float32)
+        value += row_value * weight_y[None, :]
+    return tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0)
+
+
+@triton.jit
 def _tap(
-    pixel, source, channel_offset, row_offset, mask, fill, centre_x, start_x, length_x, width,
-    narrow_x, unit_x, source_x,
+    pixel, source, channel_offset, row_offset, mask, fill, filter_x, start_x, length_x, width,
+    source_x,
     BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr, INSIDE: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
     """Return what a pixel of the box contributes to each pixel of a row."""
-    weight = _weight(pixel, centre_x, length_x, narrow_x, unit_x, BICUBIC, ANTIALIAS)
+    weight = _weight(pixel, filter_x, length_x, BICUBIC, ANTIALIAS)
     pixel_x, inside_x = _source_pixel(pixel, start_x, length_x, width, PADDING)
     where = (row_offset + (pixel_x * source_x + channel_offset)[:, None]).to(tl.uint32)
     weight = tl.floor(weight * _ONE + 0.5).to(tl.int32)
@@ -243,20 +262,22 @@ def _filter(pixel, length, resized, BICUBIC: tl.constexpr, ANTIALIAS: tl.constex
     total = tl.zeros_like(centre) + 1.0
     if ANTIALIAS:
         first = tl.maximum(first, 0)
+        whole = (centre, first, taps, 1.0 / wide, 1.0)
         total -= 1.0
         for tap in range(taps):
-            total += _weight(first + tap, centre, length, 1.0 / wide, 1.0, BICUBIC, ANTIALIAS)
+            total += _weight(first + tap, whole, length, BICUBIC, ANTIALIAS)
     return centre, first, taps, 1.0 / wide, 1.0 / total
 
 
 @triton.jit
-def _weight(pixel, centre, length, narrow, unit, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr):
-    """Return the weight of a pixel of the box.
+def _weight(pixel, filter, length, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr):
+    """Return the weight of a pixel of the box; see `_filter`.
 
     The cubic is torch's: with antialias that of Pillow (Keys, "Cubic Convolution Interpolation for
     Digital Image Processing", 1981), and otherwise that of OpenCV. With antialias, pixels beyond
     the box have no weight. Otherwise the border is repeated.
     """
+    centre, narrow, unit = filter[0], filter[3], filter[4]
     distance = tl.abs(pixel.to(tl.float32) + 0.5 - centre) * narrow
     if BICUBIC:
         a: tl.constexpr = -0.5 if ANTIALIAS else -0.75

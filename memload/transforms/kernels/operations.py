@@ -6,13 +6,14 @@ one operation after another. Each sample has operations of its own.
     passes_of ─▶ OperationsKernel: _measure     ─▶ what contrast, autocontrast and equalize need
                                    _make_tables ─▶ their tables
                                    _change      ─▶ images
-              ─▶ BlurKernel
+              ─▶ blur
 """
 
 # ruff: noqa: N803  # Triton's way of writing constants
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,12 +67,10 @@ _AS_THEY_ARE, _MOVED, _SHARPENED = tl.constexpr(0), tl.constexpr(1), tl.constexp
 #:     0          how its pixels are taken
 #:     1 to 9     what that needs: a matrix, or an amount of sharpening
 #:     10         which step is a table, or the number of steps
-#:     11 to 16   factors and offsets of red, green and blue, with which the pass ends
-#:     17 and on  for each step its operation and amount; see `_amounts`
+#:     11 and on  for each step its operation and amount; see `_amounts`
 #:
 #: The numbers of a sample are neighbours in memory, so that they are on few lines of the cache.
-_MATRIX_OR_AMOUNT, _TABLE_STEP = tl.constexpr(1), tl.constexpr(10)
-_FACTORS, _OFFSETS, _STEPS = tl.constexpr(11), tl.constexpr(14), tl.constexpr(17)
+_MATRIX_OR_AMOUNT, _TABLE_STEP, _STEPS = tl.constexpr(1), tl.constexpr(10), tl.constexpr(11)
 _RED, _GREEN, _BLUE = map(tl.constexpr, LUMA)
 #: Positions further outside, in pixels, show nothing else.
 _MARGIN, _TIE = tl.constexpr(2.0), tl.constexpr(TIE)
@@ -89,10 +88,17 @@ class OperationsKernel:
     #: What `_take` is compiled for, by name.
     constants: dict[str, Any]
 
-    def run(self, images: Tensor, numbers: Tensor, memory_format: torch.memory_format) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        numbers: Tensor,
+        maps: Tensor | None,
+        memory_format: torch.memory_format,
+    ) -> Tensor:
         """Return uint8 images ``(N, C, H, W)`` changed, in new memory.
 
-        ``numbers`` are int32 ``(N, _STEPS + 2 * steps)``.
+        ``numbers`` are int32 ``(N, _STEPS + 2 * steps)``. For ``maps`` see `Plan.maps`; only the
+        last pass needs them.
         """
         out = torch.empty_like(images, dtype=self.dtype, memory_format=memory_format)
         if not images.numel():
@@ -106,7 +112,7 @@ class OperationsKernel:
         tables = self._tables(images, arguments) if self.measures else images
         launch(
             _change, count * ceil_div(height * width, _PIXELS * _TIMES),
-            images, out, tables, *arguments, *out.stride(),
+            images, out, tables, maps, *arguments, *out.stride(),
             MEASURES=self.measures, TIMES=_TIMES, BLOCK=_PIXELS, **self.constants,
         )  # fmt: skip
         return out
@@ -130,33 +136,14 @@ class OperationsKernel:
         return tables
 
 
-@dataclass
-class BlurKernel:
-    """A blur of some samples."""
-
-    radii: tuple[int, int]
-    dtype: torch.dtype
-    maps_pixels: bool
-
-    def run(self, images: Tensor, numbers: Tensor, memory_format: torch.memory_format) -> Tensor:
-        """Return uint8 images ``(N, C, H, W)`` blurred, in new memory; see `blur`."""
-        return blur(
-            images,
-            numbers,
-            self.radii,
-            maps_pixels=self.maps_pixels,
-            dtype=self.dtype,
-            memory_format=memory_format,
-        )
-
-
 def passes_of(
     steps: Sequence[OperationStep], maps: Plan, shape: torch.Size
 ) -> tuple[list[Any], list[np.ndarray]]:
     """Return passes, as few as possible, but at least one, and the numbers of each.
 
-    A pass begins with an operation that needs other pixels, and has one table for each sample. A
-    blur is a pass by itself. ``shape`` is that of an image ``(C, H, W)``.
+    A pass is a function of images, its numbers, `Plan.maps` and the layout of the result. It begins
+    with an operation that needs other pixels, and has one table for each sample. A blur is a pass
+    by itself. ``shape`` is that of an image ``(C, H, W)``.
     """
     groups: list[list[OperationStep]] = [[]]
     for step in steps:
@@ -183,7 +170,7 @@ def warp(images: Tensor, matrices: np.ndarray, interpolation: Interpolation, fil
         np.zeros(len(matrices)), matrices, interpolation, fill,
     )  # fmt: skip
     kernel, numbers = _pass([step], Plan.of(images, len(images)), images.shape[1:], False)
-    return kernel.run(images, upload(numbers, images.device), torch.preserve_format)
+    return kernel(images, upload(numbers, images.device), None, torch.preserve_format)
 
 
 def _is_blur(step: OperationStep) -> bool:
@@ -192,18 +179,16 @@ def _is_blur(step: OperationStep) -> bool:
 
 def _blur_pass(
     steps: Sequence[OperationStep], maps: Plan, shape: torch.Size, is_last: bool
-) -> tuple[BlurKernel, np.ndarray]:
+) -> tuple[Any, np.ndarray]:
     """Return a pass that blurs some samples."""
     (step,) = steps
     radii = radius_x, radius_y = step.kernel_size[0] // 2, step.kernel_size[1] // 2
     blurred = np.flatnonzero(step.operation == INDEX_OF["Blur"])
-    end = radius_x + 1 + radius_y + 1
-    numbers = np.zeros((len(step.operation), end + 2 * shape[0]), np.float32)
+    numbers = np.zeros((len(step.operation), radius_x + 1 + radius_y + 1), np.float32)
     numbers[:, [0, radius_x + 1]] = 1  # the pixel itself, which blurs nothing
-    numbers[blurred, :end] = weights_of(step.magnitude[blurred], radii)
-    numbers[:, end:] = np.concatenate([maps.factor, maps.offset])
+    numbers[blurred] = weights_of(step.magnitude[blurred], radii)
     dtype = maps.dtype if is_last else torch.uint8
-    return BlurKernel(radii, dtype, is_last and maps.maps_pixels), numbers
+    return partial(blur, radii, is_last and maps.maps_pixels, dtype), numbers
 
 
 def _pass(
@@ -233,9 +218,6 @@ def _pass(
         sharpened = first.operation == INDEX_OF["Sharpness"]
         numbers[sharpened, 0] = _SHARPENED.value
         as_floats[sharpened, _MATRIX_OR_AMOUNT.value] = 1 - first.magnitude[sharpened]
-    if is_last:
-        for start, values in (_FACTORS, maps.factor), (_OFFSETS, maps.offset):
-            as_floats[:, start.value : start.value + channels] = values
     colour = 0 if fill is None else per_channel("warp", "fill", fill, channels, torch.uint8)
     # Means are computed with fractions of it.
     rounded = np.asarray(colour) if interpolation == "bilinear" else np.rint(colour).astype(int)
@@ -268,7 +250,7 @@ def _amounts(step: OperationStep) -> np.ndarray:
 
 @triton.jit
 def _change(
-    source, out, tables, numbers, height, width, fill_r, fill_g, fill_b,
+    source, out, tables, maps, numbers, height, width, fill_r, fill_g, fill_b,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
     C: tl.constexpr, STEPS: tl.constexpr, TAKES: tl.constexpr, BILINEAR: tl.constexpr,
     FILLED: tl.constexpr, PERSPECTIVE: tl.constexpr, MEASURES: tl.constexpr, AFFINE: tl.constexpr,
@@ -301,18 +283,16 @@ def _change(
                 )
         inside = pixel < height * width
         where = out + sample * out_n + pixel // width * out_y + pixel % width * out_x
-        _store(where, red, of_sample, 0, inside, AFFINE)
+        _store(where, red, inside, maps, 0, C, AFFINE)
         if C == 3:
-            _store(where + out_c, green, of_sample, 1, inside, AFFINE)
-            _store(where + 2 * out_c, blue, of_sample, 2, inside, AFFINE)
+            _store(where + out_c, green, inside, maps, 1, C, AFFINE)
+            _store(where + 2 * out_c, blue, inside, maps, 2, C, AFFINE)
 
 
 @triton.jit
-def _store(where, value, of_sample, channel: tl.constexpr, inside, AFFINE: tl.constexpr):
+def _store(where, value, inside, maps, channel, C: tl.constexpr, AFFINE: tl.constexpr):
     if AFFINE:
-        factor = tl.load(of_sample + _FACTORS + channel).to(tl.float32, bitcast=True)
-        offset = tl.load(of_sample + _OFFSETS + channel).to(tl.float32, bitcast=True)
-        value = value.to(tl.float32) * factor + offset
+        value = value.to(tl.float32) * tl.load(maps + channel) + tl.load(maps + C + channel)
     tl.store(where, value.to(where.dtype.element_ty), mask=inside)
 
 
