@@ -29,7 +29,6 @@ How a batch flows:
     CropPass                kernels/crops               passes.run_plan
     OperationsPass          kernels/operations, blur    operations.change_each
     RandomErasing, MixUp …  kernels/painting            erasing, mixing
-    RandomAffine …          kernels/operations          warping
     RandomChoice …          take copies of samples, run their steps, put them back
     masks that follow       kernels/masks               following
 

@@ -16,31 +16,35 @@ from memload.transforms.arguments import (
     share,
     wrong,
 )
-from memload.transforms.batch import Batch
-from memload.transforms.draws import Drawn, Draws
-from memload.transforms.operation_step import Fill, Interpolation
+from memload.transforms.draws import Draws
+from memload.transforms.operation_step import Fill, Interpolation, OperationStep
+from memload.transforms.operations_pass import OperationsTransform
 from memload.transforms.transform import Transform
-from memload.transforms.warping import affine_matrices, perspective_matrices, warp
+from memload.transforms.warping import affine_matrices, perspective_matrices
 
 
-class Warp(Transform):
-    """The base of transforms that warp images.
+class Warp(OperationsTransform):
+    """The base of transforms that warp images. Subclasses define `matrices`."""
 
-    Subclasses define `draw`, which returns "matrices", float64 ``(N, 3, 3)``; see `warp`.
-    """
-
-    moves_pixels = True
+    moves_pixels = takes_normalized = True
     interpolation: Interpolation
     fill: Fill
 
-    def apply(self, batch: Batch, drawn: Drawn) -> Batch:
-        """See `Transform.apply`."""
-        images, matrices = batch.images, drawn.array("matrices")
+    def matrices(self, draws: Draws, height: int, width: int) -> np.ndarray:
+        """Return where the pixels of each image come from, float64 ``(N, 3, 3)``; see `warp`."""
+        raise NotImplementedError
+
+    def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
+        """See `OperationsTransform.operation_steps`."""
         if self.fill is not None:
             per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
-        if batch.followers:
-            batch = batch.follow(drawn["matrices"])
-        return batch.with_images(warp(images, matrices, self.interpolation, self.fill))
+        return [
+            OperationStep.warp(
+                self.matrices(draws, images.shape[2], images.shape[3]),
+                self.interpolation,
+                self.fill,
+            )
+        ]
 
     def _set_interpolation_and_fill(self, interpolation: Any, fill: Any) -> None:
         """Check and set the arguments that all of them have."""
@@ -91,9 +95,11 @@ class RandomAffine(Warp):
         self.center = _center(self, center)
         self._set_interpolation_and_fill(interpolation, fill)
 
-    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
-        """Draws 0 to 5 are the angle, the shifts of x and y, the factor, and the shears of both."""
-        height, width = images.shape[2:]
+    def matrices(self, draws: Draws, height: int, width: int) -> np.ndarray:
+        """See `Warp.matrices`.
+
+        Draws 0 to 5 are the angle, the shifts of x and y, the factor, and the shears of both.
+        """
         uniform = draws.uniform(6)
         translate = np.zeros((uniform.shape[1], 2))
         if self.translate is not None:
@@ -102,7 +108,7 @@ class RandomAffine(Warp):
         along_x, along_y = (self.shear or ())[:2], (self.shear or ())[2:]
         shear_x = _between(along_x or (0, 0), uniform[4])
         shear_y = _between(along_y or (0, 0), uniform[5])
-        matrices = affine_matrices(
+        return affine_matrices(
             height,
             width,
             _between(self.degrees, uniform[0]),
@@ -111,7 +117,6 @@ class RandomAffine(Warp):
             np.stack([shear_x, shear_y], 1),
             self.center,
         )
-        return {"matrices": matrices}
 
 
 class RandomRotation(Warp):
@@ -139,13 +144,11 @@ class RandomRotation(Warp):
         self.center = _center(self, center)
         self._set_interpolation_and_fill(interpolation, fill)
 
-    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
-        """Draw the angle."""
-        height, width = images.shape[2:]
+    def matrices(self, draws: Draws, height: int, width: int) -> np.ndarray:
+        """See `Warp.matrices`. Draw 0 is the angle."""
         angle = -_between(self.degrees, draws.uniform(1)[0]) % 360
         zero, one = np.zeros((len(angle), 2)), np.ones(len(angle))
-        matrices = affine_matrices(height, width, angle, zero, one, zero, self.center)
-        return {"matrices": matrices}
+        return affine_matrices(height, width, angle, zero, one, zero, self.center)
 
 
 class RandomPerspective(Warp):
@@ -170,9 +173,11 @@ class RandomPerspective(Warp):
         self.p = share(self, "p", p)
         self._set_interpolation_and_fill(interpolation, fill)
 
-    def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
-        """Draw 0 chooses samples, and 1 to 8 move the corners, clockwise from the upper left."""
-        height, width = images.shape[2:]
+    def matrices(self, draws: Draws, height: int, width: int) -> np.ndarray:
+        """See `Warp.matrices`.
+
+        Draw 0 chooses samples, and 1 to 8 move the corners, clockwise from the upper left.
+        """
         uniform = draws.uniform(9)
         right, bottom = width - 1, height - 1
         starts = np.array([[0, 0], [right, 0], [right, bottom], [0, bottom]], np.float64)
@@ -184,7 +189,7 @@ class RandomPerspective(Warp):
         matrices = np.tile(np.eye(3), (len(ends), 1, 1))
         starts = np.tile(starts, (len(places), 1, 1))
         matrices[places] = perspective_matrices(starts, ends[places])
-        return {"matrices": matrices}
+        return matrices
 
 
 def _between(ends: Sequence[float], uniform: np.ndarray) -> np.ndarray:

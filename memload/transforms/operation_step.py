@@ -54,6 +54,14 @@ class OperationStep(NamedTuple):
     #: (width, height) of the kernel of a blur.
     kernel_size: tuple[int, int] = (1, 1)
 
+    @classmethod
+    def warp(
+        cls, matrices: np.ndarray, interpolation: Interpolation, fill: Fill
+    ) -> "OperationStep":
+        """Return the step that warps all images by their matrices."""
+        operation = np.full(len(matrices), INDEX_OF["Rotate"])
+        return cls(operation, np.zeros(len(matrices)), matrices, interpolation, fill)
+
     def at(self, places: Any) -> "OperationStep":
         """Return the step of some samples, at places in the batch or a slice of it."""
         matrices = None if self.matrices is None else self.matrices[places]

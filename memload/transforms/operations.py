@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memload.transforms.batch import change_some, in_layout, layout_of
 from memload.transforms.operation_step import LUMA, MOVES, OPERATIONS, OperationStep, weights_of
-from memload.transforms.warping import warp_some
+from memload.transforms.warping import warp
 from memload.upload import upload
 
 
@@ -28,7 +28,7 @@ def change_each(images: Tensor, steps: Sequence[OperationStep]) -> Tensor:
     changed = images
     for step in steps:
         if step.matrices is not None:
-            changed = warp_some(
+            changed = warp(
                 changed,
                 step.matrices,
                 step.interpolation,

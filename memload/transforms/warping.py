@@ -5,17 +5,15 @@ A matrix ``(3, 3)`` maps ``(x, y, 1)`` in the output to where its pixel comes fr
 row is not (0, 0, 1), the first two numbers are divided by the third.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from memload.transforms.arguments import per_channel
 from memload.transforms.batch import change_some
-from memload.transforms.geometry import TIE, fits_kernels
+from memload.transforms.geometry import TIE
 from memload.transforms.operation_step import Fill, Interpolation
 from memload.upload import upload
 
@@ -28,12 +26,14 @@ def warp(
     matrices: np.ndarray,
     interpolation: Interpolation = "nearest",
     fill: Fill = None,
+    *,
+    in_place: bool = False,
 ) -> Tensor:
     """Return images ``(n, C, H, W)`` of which each pixel comes from where a matrix says.
 
     ``matrices`` are float64 ``(n, 3, 3)``. What lies outside of the image is ``fill``: one number,
     one for each channel, or None for 0; in uint8 images, fractions are rounded. Images keep their
-    dtype.
+    dtype. They are in new memory, or in that of the images.
 
     Pixels come from where torchvision's ``functional.affine`` and ``perspective`` take them, within
     1/1000 of a pixel. So "bilinear" gives the same values, or in uint8 the next level. Where two
@@ -41,24 +41,6 @@ def warp(
     its own pixels differ as much between processors. As there, "bilinear" with ``fill`` darkens the
     pixels on the edge twice, so that None and 0 differ.
     """
-    if fill is not None:
-        fill = per_channel("warp", "fill", fill, images.shape[1], images.dtype)
-    if images.shape[1] in (1, 3) and fits_kernels(images):
-        from memload.transforms.kernels import operations
-
-        return operations.warp(images, matrices, interpolation, fill)
-    return warp_some(images, matrices, interpolation, fill)
-
-
-def warp_some(
-    images: Tensor,
-    matrices: np.ndarray,
-    interpolation: Interpolation,
-    fill: Fill,
-    *,
-    in_place: bool = False,
-) -> Tensor:
-    """Return what `warp` does, by torch's operations, in new memory or in that of the images."""
     places = np.flatnonzero((matrices != np.eye(3)).any((1, 2)))
     return change_some(
         images,
@@ -125,10 +107,10 @@ def affine_matrices(
     shear_x, shear_y = np.radians(shear).T
     turn = np.radians(angle)
     # The image is sheared, turned, scaled, moved, in this order; [a, b; c, d] is the first two.
-    a = _each(math.cos, turn - shear_y) / _each(math.cos, shear_y)
-    b = -(a * _each(math.tan, shear_x) + _each(math.sin, turn))
-    c = _each(math.sin, turn - shear_y) / _each(math.cos, shear_y)
-    d = _each(math.cos, turn) - c * _each(math.tan, shear_x)
+    a = np.cos(turn - shear_y) / np.cos(shear_y)
+    b = -(a * np.tan(shear_x) + np.sin(turn))
+    c = np.sin(turn - shear_y) / np.cos(shear_y)
+    d = np.cos(turn) - c * np.tan(shear_x)
     # Its determinant is 1, which makes the inverse simple.
     matrices = np.zeros((len(turn), 3, 3))
     matrices[:, 0, 0], matrices[:, 0, 1] = d / scale, -b / scale
@@ -154,13 +136,3 @@ def perspective_matrices(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     equations = np.stack([np.stack(for_x, 2), np.stack(for_y, 2)], 2).reshape(-1, 8, 8)
     solved = np.linalg.solve(equations, starts.reshape(-1, 8, 1))[..., 0].astype(np.float32)
     return np.concatenate([solved, np.ones((len(solved), 1))], 1).reshape(-1, 3, 3)
-
-
-def _each(function: Callable[[float], float], values: np.ndarray) -> np.ndarray:
-    """Return a function of `math` for each number. NumPy's own may differ in the last bit."""
-    results = np.full(len(values), function(0.0))
-    places = np.flatnonzero(values)  # most operations do not turn, and most do not shear
-    # TrivialAugmentWide has 62 angles, for 600 of 8,192 samples.
-    distinct, numbers = np.unique(values[places], return_inverse=True)
-    results[places] = np.array([function(value) for value in distinct.tolist()])[numbers]
-    return results

@@ -30,13 +30,10 @@ from memload.transforms.operation_step import (
     INDEX_OF,
     LUMA,
     MOVES,
-    Fill,
-    Interpolation,
     OperationStep,
     is_one_of,
     weights_of,
 )
-from memload.upload import upload
 
 #: A program makes ``_PIXELS`` pixels at once, ``_TIMES`` times. Another one measures ``_BLOCK``.
 _PIXELS, _TIMES, _BLOCK = 256, 4, 512
@@ -89,16 +86,11 @@ class OperationsKernel:
     constants: dict[str, Any]
 
     def __call__(
-        self,
-        images: Tensor,
-        numbers: Tensor,
-        maps: Tensor | None,
-        memory_format: torch.memory_format,
+        self, images: Tensor, numbers: Tensor, maps: Tensor, memory_format: torch.memory_format
     ) -> Tensor:
         """Return uint8 images ``(N, C, H, W)`` changed, in new memory.
 
-        ``numbers`` are int32 ``(N, _STEPS + 2 * steps)``. For ``maps`` see `Plan.maps`; only the
-        last pass needs them.
+        ``numbers`` are int32 ``(N, _STEPS + 2 * steps)``. For ``maps`` see `Plan.maps`.
         """
         out = torch.empty_like(images, dtype=self.dtype, memory_format=memory_format)
         if not images.numel():
@@ -161,16 +153,6 @@ def passes_of(
         make = _blur_pass if together and _is_blur(together[0]) else _pass
         passes.append(make(together, maps, shape, number == last))
     return [each for each, _ in passes], [numbers for _, numbers in passes]
-
-
-def warp(images: Tensor, matrices: np.ndarray, interpolation: Interpolation, fill: Fill) -> Tensor:
-    """Return what `warping.warp` returns for uint8 images of 1 or 3 channels."""
-    step = OperationStep(
-        np.full(len(matrices), INDEX_OF["Rotate"]),
-        np.zeros(len(matrices)), matrices, interpolation, fill,
-    )  # fmt: skip
-    kernel, numbers = _pass([step], Plan.of(images, len(images)), images.shape[1:], False)
-    return kernel(images, upload(numbers, images.device), None, torch.preserve_format)
 
 
 def _is_blur(step: OperationStep) -> bool:
@@ -283,16 +265,16 @@ def _change(
                 )
         inside = pixel < height * width
         where = out + sample * out_n + pixel // width * out_y + pixel % width * out_x
-        _store(where, red, inside, maps, 0, C, AFFINE)
+        _store(where, red, maps, inside, C, AFFINE)
         if C == 3:
-            _store(where + out_c, green, inside, maps, 1, C, AFFINE)
-            _store(where + 2 * out_c, blue, inside, maps, 2, C, AFFINE)
+            _store(where + out_c, green, maps + 1, inside, C, AFFINE)
+            _store(where + 2 * out_c, blue, maps + 2, inside, C, AFFINE)
 
 
 @triton.jit
-def _store(where, value, inside, maps, channel, C: tl.constexpr, AFFINE: tl.constexpr):
+def _store(where, value, maps, inside, C: tl.constexpr, AFFINE: tl.constexpr):
     if AFFINE:
-        value = value.to(tl.float32) * tl.load(maps + channel) + tl.load(maps + C + channel)
+        value = value.to(tl.float32) * tl.load(maps) + tl.load(maps + C)
     tl.store(where, value.to(where.dtype.element_ty), mask=inside)
 
 
