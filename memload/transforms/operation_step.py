@@ -77,6 +77,11 @@ class OperationStep(NamedTuple):
         return self._replace(operation=operation, matrices=matrices)
 
 
+def kept_bits(count: np.ndarray) -> np.ndarray:
+    """Return masks that keep so many of the highest bits of a byte, uint8 ``(n,)``."""
+    return (0xFF00 >> count.astype(np.int64)).astype(np.uint8)
+
+
 def weights_of(sigma: np.ndarray, radii: tuple[int, int]) -> np.ndarray:
     """Return the weights of each image, float64 ``(n, …)``: those along x, then those along y.
 

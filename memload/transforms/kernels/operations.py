@@ -32,6 +32,7 @@ from memload.transforms.operation_step import (
     MOVES,
     OperationStep,
     is_one_of,
+    kept_bits,
     weights_of,
 )
 
@@ -226,7 +227,7 @@ def _amounts(step: OperationStep) -> np.ndarray:
     operation, magnitude = step.operation, step.magnitude
     amount = np.where(operation == INDEX_OF["Solarize"], magnitude * 255, magnitude)
     posterized = np.flatnonzero(operation == INDEX_OF["Posterize"])
-    amount[posterized] = (0xFF00 >> magnitude[posterized].astype(np.int64)) & 0xFF
+    amount[posterized] = kept_bits(magnitude[posterized])
     return amount
 
 
