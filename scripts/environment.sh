@@ -33,6 +33,8 @@ install() {
     # The stamp makes the next run start at once, unless pyproject.toml has changed.
     [[ $stamp -nt pyproject.toml ]] && return
     echo "installing memload and its dependencies in .venv; the first time, torch may take minutes …" >&2
+    # Modules are compiled when they are imported. To compile all at once takes most of the installation.
+    export PIP_NO_COMPILE=1
     # torch first: as a dependency, pip would take its newest build, with gigabytes of CUDA.
     .venv/bin/python -c 'import torch' 2>/dev/null || .venv/bin/python -m pip install --quiet torch==2.13.0
     .venv/bin/python -m pip install --quiet --editable ".${1:+[$1]}"
