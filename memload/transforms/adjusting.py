@@ -1,7 +1,7 @@
 """Transforms that draw which images get one operation, or how much of a few operations."""
 
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from memload.transforms.arguments import (
     wrong,
 )
 from memload.transforms.draws import Draws
-from memload.transforms.operation_step import INDEX_OF, OperationStep, kernel_size_of
+from memload.transforms.operation_step import INDEX_OF, OperationStep
 from memload.transforms.operations_pass import OperationsTransform
 
 #: For 1 - v to 1 + v the number v, or a range as a pair, or None for no change.
@@ -244,7 +244,12 @@ class GaussianBlur(OperationsTransform):
     def __init__(
         self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)
     ) -> None:
-        self.kernel_size = kernel_size_of(kernel_size)
+        sizes = tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,)
+        are_odd = all(isinstance(size, Integral) and size > 0 and size % 2 for size in sizes)
+        if len(sizes) not in (1, 2) or not are_odd:
+            expected = "an odd integer of at least 1, or a pair (width, height) of them"
+            raise wrong(self, "kernel_size", expected, repr(kernel_size))
+        self.kernel_size = int(sizes[0]), int(sizes[-1])
         sigmas = tuple(sigma) if isinstance(sigma, Sequence) else (sigma,)
         are_numbers = len(sigmas) in (1, 2) and all(map(is_finite, sigmas))
         if not are_numbers or not 0 < sigmas[0] <= sigmas[-1]:

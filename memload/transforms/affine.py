@@ -81,7 +81,7 @@ class RandomAffine(Warp):
         center: Sequence[float] | None = None,
     ) -> None:
         self.degrees = _angles(self, "degrees", degrees)
-        self.translate = translate
+        self.translate = None if translate is None else tuple(translate)
         if translate is not None:
             shares = tuple(translate) if isinstance(translate, Sequence) else ()
             if len(shares) != 2 or not all(is_finite(one) and 0 <= one <= 1 for one in shares):

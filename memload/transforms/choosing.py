@@ -19,8 +19,8 @@ from memload.transforms.draws import Drawn, Draws
 from memload.transforms.mixing import NOTHING, MixUp
 from memload.transforms.operation_step import OperationStep
 from memload.transforms.operations_pass import OperationsPass, OperationsTransform
-from memload.transforms.passes import Pass, group
-from memload.transforms.prepared import run_once
+from memload.transforms.passes import group
+from memload.transforms.prepared import is_own, run_once
 from memload.transforms.transform import Transform
 from memload.wording import listed
 
@@ -30,8 +30,6 @@ class Choosing(OperationsTransform):
 
     Subclasses define `choose`.
     """
-
-    takes_normalized = True
 
     def __init__(self, options: Sequence[Compose]) -> None:
         self._set_options(options)
@@ -81,10 +79,8 @@ class Choosing(OperationsTransform):
             return drawn
         # Images that an option does not take are refused in the first batch, whatever is drawn.
         for number, steps in enumerate(self._steps):
-            first = steps[0][1] if steps else None
-            if isinstance(first, Pass | Transform) and type(first).__module__.startswith(
-                "memload."
-            ):
+            first: Any = steps[0][1] if steps else None
+            if is_own(first):
                 first.draw(draws.at(np.arange(0)).inside(number).of(0), images)
         return {"numbers": numbers, "draws": draws, "samples": draws.samples}
 

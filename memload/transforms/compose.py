@@ -12,11 +12,12 @@ from memload.transforms.arguments import column_names, integer, shown, wrong
 from memload.transforms.following import KINDS, Followers
 from memload.transforms.passes import group
 from memload.transforms.pixels import Normalize
-from memload.transforms.prepared import Prepared
+from memload.transforms.prepared import Prepared, is_own
 from memload.transforms.transform import Transform
 
 #: The functions there return a Compose; they are no transforms.
 _RECIPES = "memload.transforms.recipes"
+_MASK_FILL = 255
 
 
 class Compose(Transform):
@@ -71,7 +72,7 @@ class Compose(Transform):
         points: Sequence[str] | None = None,
         masks: Sequence[str] | None = None,
         boxes: Sequence[str] | None = None,
-        mask_fill: int = 255,
+        mask_fill: int = _MASK_FILL,
         views: int | Sequence[Any] = 1,
         memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
@@ -81,19 +82,44 @@ class Compose(Transform):
         if memory_format not in (torch.channels_last, torch.contiguous_format):
             formats = "torch.channels_last or torch.contiguous_format"
             raise wrong(self, "memory_format", formats, repr(memory_format))
-        self.transforms = tuple(_flatten(transforms, memory_format))
         self.points = column_names(self, "points", points)
         self.masks = column_names(self, "masks", masks)
         self.boxes = column_names(self, "boxes", boxes)
         self.mask_fill = integer(self, "mask_fill", mask_fill)
+        self.memory_format = memory_format
+        self.transforms = tuple(self._flatten(transforms))
         self.views: int | tuple[tuple[Any, ...], ...]
         if isinstance(views, Sequence) and not isinstance(views, str) and views:
-            self.views = tuple(tuple(_flatten(_as_list(view), memory_format)) for view in views)
+            self.views = tuple(tuple(self._flatten(_as_list(view))) for view in views)
         else:
             expected = "an integer of at least 1, or a list of lists of transforms"
             self.views = integer(self, "views", views, 1, expected)
-        self.memory_format = memory_format
         self._bind_steps({})
+
+    def _flatten(self, transforms: Any) -> list[Any]:
+        """Return a list of transforms without lists inside."""
+        if not isinstance(transforms, Iterable):
+            raise TypeError(f"Compose takes a list of transforms, not {transforms!r}. Write [...].")
+        flat: list[Any] = []
+        for step in transforms:
+            if isinstance(step, Compose):
+                formats = (torch.channels_last, self.memory_format)
+                follows = any(getattr(step, name) for name in KINDS)
+                fills = step.mask_fill not in (_MASK_FILL, self.mask_fill)
+                if follows or fills or step.views != 1 or step.memory_format not in formats:
+                    raise ValueError(
+                        "A Compose inside another has points, masks, boxes, mask_fill, views or "
+                        "memory_format. Give them to the outer one."
+                    )
+                flat += step.transforms
+            elif isinstance(step, type) or getattr(step, "__module__", "") == _RECIPES:
+                raise TypeError(f"Compose got {step.__name__} itself. Write {step.__name__}(...).")
+            elif callable(step):
+                flat.append(step)
+            else:
+                expected = "a transform, such as Resize(224), nor a function of images"
+                raise TypeError(f"Compose got {step!r}, which is neither {expected}.")
+        return flat
 
     def __repr__(self) -> str:
         if isinstance(self.views, int):
@@ -156,7 +182,7 @@ def _grouped(transforms: Sequence[Any]) -> list[tuple[int, Any]]:
     is_normalized = False
     for step in transforms:
         # What the user has written may undo it.
-        if not type(step).__module__.startswith("memload."):
+        if not is_own(step):
             is_normalized = False
         steps = list(_innermost(step))
         late = [each for each in steps if not getattr(each, "takes_normalized", True)]
@@ -199,28 +225,3 @@ def _described_views(steps_of_views: Sequence[Sequence[tuple[int, Any]]]) -> str
 def _as_list(view: Any) -> Any:
     """Return the transforms of a view as a list."""
     return view if isinstance(view, Sequence) else [view]
-
-
-def _flatten(transforms: Any, memory_format: torch.memory_format) -> list[Any]:
-    """Return a list of transforms without lists inside."""
-    if not isinstance(transforms, Iterable):
-        raise TypeError(f"Compose takes a list of transforms, not {transforms!r}. Write [...].")
-    flat: list[Any] = []
-    for step in transforms:
-        if isinstance(step, Compose):
-            formats = (torch.channels_last, memory_format)
-            follows = any(getattr(step, name) for name in KINDS)
-            if follows or step.views != 1 or step.memory_format not in formats:
-                raise ValueError(
-                    "A Compose inside another has points, masks, boxes, views or memory_format. "
-                    "Give them to the outer one."
-                )
-            flat += step.transforms
-        elif isinstance(step, type) or getattr(step, "__module__", "") == _RECIPES:
-            raise TypeError(f"Compose got {step.__name__} itself. Write {step.__name__}(...).")
-        elif callable(step):
-            flat.append(step)
-        else:
-            expected = "a transform, such as Resize(224), nor a function of images"
-            raise TypeError(f"Compose got {step!r}, which is neither {expected}.")
-    return flat

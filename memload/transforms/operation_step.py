@@ -1,24 +1,23 @@
 """OperationStep: an operation for each sample, and how much of it."""
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from memload.transforms.arguments import wrong
-
 Interpolation = Literal["nearest", "bilinear"]
 Fill = float | Sequence[float] | None
 
-#: All operations. Elsewhere an operation is an index into this. The first 14 are those that
+#: All operations. Elsewhere an operation is an index into this, so new ones come last; `operations`
+#: does them on the CPU, and kernels/operations on CUDA. The first 14 are those that
 #: TrivialAugment and torchvision's RandAugment choose from, and timm's RandAugment has the first 16
-#: but "Identity". The others are parts of ColorJitter, RandomGrayscale and GaussianBlur.
+#: but "Identity". The others are parts of ColorJitter, RandomGrayscale, GaussianBlur and
+#: RandomAffine.
 OPERATIONS = (
     *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
     *("Brightness", "Color", "Contrast", "Sharpness"),
     *("Posterize", "Solarize", "AutoContrast", "Equalize", "Invert", "SolarizeAdd"),
-    *("Hue", "Grayscale", "Blur"),
+    *("Hue", "Grayscale", "Blur", "Warp"),
 )
 #: The index of each operation.
 INDEX_OF = {name: number for number, name in enumerate(OPERATIONS)}
@@ -33,7 +32,7 @@ def is_one_of(*names: str) -> np.ndarray:
     return np.isin(OPERATIONS, names)
 
 
-MOVES = is_one_of("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+MOVES = is_one_of("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Warp")
 
 
 class OperationStep(NamedTuple):
@@ -59,7 +58,7 @@ class OperationStep(NamedTuple):
         cls, matrices: np.ndarray, interpolation: Interpolation, fill: Fill
     ) -> "OperationStep":
         """Return the step that warps all images by their matrices."""
-        operation = np.full(len(matrices), INDEX_OF["Rotate"])
+        operation = np.full(len(matrices), INDEX_OF["Warp"])
         return cls(operation, np.zeros(len(matrices)), matrices, interpolation, fill)
 
     def at(self, places: Any) -> "OperationStep":
@@ -94,13 +93,3 @@ def weights_of(sigma: np.ndarray, radii: tuple[int, int]) -> np.ndarray:
         weights[weights < _SMALLEST_WEIGHT] = 0
         different[radius] = weights
     return np.concatenate([different[radius] for radius in radii], 1)
-
-
-def kernel_size_of(value: int | Sequence[int]) -> tuple[int, int]:
-    """Return (width, height) of the kernel of a blur."""
-    sizes = tuple(value) if isinstance(value, Sequence) else (value,)
-    are_odd = all(isinstance(size, Integral) and size > 0 and size % 2 for size in sizes)
-    if len(sizes) not in (1, 2) or not are_odd:
-        expected = "an odd integer of at least 1, or a pair (width, height) of them"
-        raise wrong("GaussianBlur", "kernel_size", expected, repr(value))
-    return int(sizes[0]), int(sizes[-1])

@@ -123,10 +123,9 @@ def _contrast(values: Tensor, factor: Tensor, images: Tensor) -> Tensor:
     return values * factor + mean * (1 - factor)
 
 
-def _posterize(values: Tensor, bits: Tensor, images: Tensor) -> Tensor:
+def _posterize(values: Tensor, bits: Tensor, _: Tensor) -> Tensor:
     levels = 2**bits
-    step = (256 if images.dtype == torch.uint8 else 1) / levels
-    return (values / step).floor_().clamp_(max=levels - 1) * step
+    return (values * levels).floor_().clamp_(max=levels - 1) / levels
 
 
 def _solarize(values: Tensor, threshold: Tensor, images: Tensor) -> Tensor:
@@ -171,6 +170,7 @@ def _equalize(values: Tensor, _: Tensor, images: Tensor) -> Tensor:
 
 
 #: Functions of values, amounts ``(n, 1, 1)`` and images, where each value is mapped by itself.
+#: `_change` posterizes and inverts uint8.
 _VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "Brightness": lambda values, factor, _: values * factor,
     "Contrast": _contrast,
@@ -178,7 +178,7 @@ _VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "Solarize": _solarize,
     "AutoContrast": _autocontrast,
     "Equalize": _equalize,
-    "Invert": lambda values, _, images: _white(images) - values,
+    "Invert": lambda values, *_: 1 - values,
     "SolarizeAdd": lambda values, added, _: torch.where(values < 128, values + added, values),
 }
 

@@ -28,30 +28,30 @@ class OperationsPass(Pass):
     def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
         """See `Pass.draw`."""
         steps: list[OperationStep] = []
-        maps = Plan.of(images, len(draws))
+        plan = Plan.of(images, len(draws))
         for position, step in self.steps:
             if step.kind == "pixels":
-                step.add_to(maps, draws.of(position))
+                step.add_to(plan, draws.of(position))
             else:
                 steps += step.operation_steps(draws.of(position), images)
         moving = [step.matrices for step in steps if step.matrices is not None]
         drawn: dict[str, Any] = {
             f"matrices {number}": matrices for number, matrices in enumerate(moving)
         }
-        drawn |= {"plan": maps, "maps": maps.maps(), "moves": len(moving), "steps": steps}
+        drawn |= {"plan": plan, "maps": plan.maps(), "moves": len(moving), "steps": steps}
         drawn["passes"] = None
         sizes = [size for step in steps for size in step.kernel_size]
         is_small = max(sizes, default=1) <= _LARGEST_BLUR_IN_KERNEL
         if images.shape[1] in (1, 3) and fits_kernels(images) and is_small:
             from memload.transforms.kernels.operations import passes_of
 
-            drawn["passes"], numbers = passes_of(steps, maps, images.shape[1:])
+            drawn["passes"], numbers = passes_of(steps, plan, images.shape[1])
             drawn |= {f"numbers {number}": each for number, each in enumerate(numbers)}
         return drawn
 
     def apply(self, batch: Batch, drawn: Drawn) -> Batch:
         """See `Pass.apply`."""
-        images, maps = batch.images, drawn.array("plan")
+        images, plan = batch.images, drawn.array("plan")
         if batch.followers:
             moves = [drawn[f"matrices {number}"] for number in range(drawn.array("moves"))]
             batch = batch.follow(*moves)
@@ -62,9 +62,9 @@ class OperationsPass(Pass):
             return batch.with_images(images)
         steps = [step.at(drawn.samples) for step in drawn.array("steps")]
         images = change_each(images, steps)
-        if maps.maps_pixels or maps.dtype != images.dtype:
-            boxes = np.zeros((len(images), 8), np.int32)
-            images = run_plan(images, maps, boxes, batch.memory_format)
+        if plan.maps_pixels or plan.dtype != images.dtype:
+            boxes = np.zeros((len(images), 8), np.int32)  # of none that moves
+            images = run_plan(images, plan, boxes, batch.memory_format)
         return batch.with_images(images)
 
 

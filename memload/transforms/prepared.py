@@ -108,12 +108,12 @@ class Prepared:
             raise wrong(self._name, "images", "a tensor (N, C, H, W)", describe(images), advice)
         shape = tuple(images.shape)
         # A callable of the user's that comes first may take any dtype and layout.
-        is_ours = all(is_transform(steps[0][1]) for steps in self._steps_of_views if steps)
-        if is_ours and images.dtype not in _DTYPES:
+        is_checked = all(is_transform(steps[0][1]) for steps in self._steps_of_views if steps)
+        if is_checked and images.dtype not in _DTYPES:
             advice = "Begin the list with a function that makes floats of them."
             raise wrong(self._name, "images", "uint8 or floating", images.dtype, advice)
         # More than 16 channels and a width of 1, 3 or 4: these are channels last.
-        if is_ours and min(shape[1:3]) > 16 and shape[3] in (1, 3, 4):
+        if is_checked and min(shape[1:3]) > 16 and shape[3] in (1, 3, 4):
             advice = "Write images.permute(0, 3, 1, 2)."
             raise wrong(self._name, "images", "(N, C, H, W)", f"{shape}, channels last", advice)
         if shape[0] != count:
@@ -126,7 +126,7 @@ class Prepared:
             if not isinstance(column, Tensor) or column.shape[:1] != (count,):
                 expected = f"a tensor ({count}, …)"
                 raise wrong(self._name, f"columns[{key!r}]", expected, describe(column))
-        at_once = images if is_ours else None
+        at_once = images if is_checked else None
         return {**columns, **self._followers.check(self._name, columns, at_once, count)}
 
     def _drawn_for(self, start: int, view: int, position: int, step: Any, images: Tensor) -> Drawn:
@@ -160,8 +160,7 @@ def run(steps: Steps, batch: Batch, drawn_for: Callable[[int, Any, Tensor], Draw
             batch = _checked(step, result, batch)
         else:
             result = step.apply(batch, drawn_for(position, step, batch.images))
-            is_ours = type(step).__module__.startswith("memload.")
-            batch = result if is_ours else _checked(step, result, batch)
+            batch = result if is_own(step) else _checked(step, result, batch)
     return batch
 
 
@@ -178,6 +177,11 @@ def _draw(step: Any, draws: Draws, images: Tensor) -> Drawn:
 def is_transform(step: Any) -> bool:
     """Return whether a step has the verbs of a `Transform`. Others are functions of images."""
     return hasattr(step, "draw")
+
+
+def is_own(step: Any) -> bool:
+    """Return whether a step is memload's, and not the user's."""
+    return type(step).__module__.startswith("memload.")
 
 
 def _checked(step: Any, result: Any, before: Batch) -> Batch:

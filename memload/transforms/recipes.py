@@ -22,7 +22,7 @@ from __future__ import annotations  # so that help() shows Size and Ending by th
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -360,12 +360,3 @@ def _end(
 def __dir__() -> list[str]:
     """Return the public names, so that completion shows nothing else."""
     return __all__
-
-
-if not TYPE_CHECKING:  # for type checkers, all names would be there
-
-    def __getattr__(name: str) -> NoReturn:
-        """Raise AttributeError, with the names that are there."""
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}. It has {', '.join(__all__)}."
-        )

@@ -23,7 +23,7 @@ class Transform:
 
     Call it with images ``(N, C, H, W)`` of uint8 or a floating dtype, on any device, and optionally
     ``columns``, tensors ``(N, …)`` by name. It returns the images, or (images, columns) if columns
-    were given, in new memory; the images given are never changed.
+    were given. The images given are never changed.
 
     Random numbers depend only on ``seed``, ``epoch``, the sample, the position in the list and the
     view. ``samples`` are the samples' numbers in the data set, int64 ``(N,)``, as an array or
@@ -50,8 +50,11 @@ class Transform:
     Wrong arguments raise TypeError or ValueError, which name the transform and the argument.
     """
 
-    #: What does it together with its neighbours in a list, and as what. None: it is done by itself.
+    #: What does it together with its neighbours in a list. None: it is done by itself.
     pass_type: type[Pass] | None = None
+    #: "crop", "resize", "flip" or "pixels" for a `CropPass`, which calls ``add_to(plan, draws)``;
+    #: "operations" for an `OperationsPass`, which calls ``operation_steps(draws, images)``; or
+    #: "mixing".
     kind: str = ""
     #: Whether it, or one of its steps, moves pixels, so that masks and others have to follow.
     moves_pixels: bool = False

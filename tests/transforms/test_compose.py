@@ -311,6 +311,7 @@ WRONG = [
     (lambda: T.Compose([T.Resize]), r"Compose got Resize itself. Write Resize\(...\)"),
     (lambda: T.Compose([T.train]), r"Compose got train itself. Write train\(...\)"),
     (lambda: T.Compose([T.Compose([], views=2)]), "Give them to the outer one"),
+    (lambda: T.Compose([T.Compose([], mask_fill=0)]), "mask_fill.*to the outer one"),
     (lambda: T.Compose([], points="at"), "Compose: points must be a list .*, not 'at'"),
     (lambda: T.Compose([], memory_format="a"), "Compose: memory_format .*, not 'a'"),
     # settings

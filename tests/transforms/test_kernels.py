@@ -190,7 +190,7 @@ def test_operations_are_those_of_torch(seed):
     plan, maps = drawn.array("plan"), drawn["maps"].to(DEVICE)
     expected = run_plan(expected, plan, np.zeros((count, 8), int), torch.channels_last)
     found = images.to(DEVICE)
-    passes, numbers = passes_of(drawn.array("steps"), plan, images.shape[1:])
+    passes, numbers = passes_of(drawn.array("steps"), plan, images.shape[1])
     for each, array in zip(passes, numbers, strict=True):
         found = each(found, torch.from_numpy(array).to(DEVICE), maps, torch.channels_last)
     difference = ((found.cpu() - expected).abs() * 255 * 0.2).round()

@@ -150,7 +150,8 @@ def _moved(
         inside_x = (pixel_x >= 0) & (pixel_x < width)
         mask &= ((pixel_y >= 0) & (pixel_y < height))[None, :] & inside_x[:, None]
     if in_order:
-        # Not a multiple of 16: a thread stores 8 bfloat16 at once.
+        # Here ``start_x`` is 0. With it, Triton takes 8 columns for neighbours, not 16: a thread
+        # stores 8 bfloat16 at once.
         columns = tl.multiple_of(column + start_x, 8)
         where = (row_offset + columns[:, None]).to(tl.uint32)
         pixels = tl.load(source + where, mask=mask, other=0)

@@ -130,13 +130,13 @@ class OperationsKernel:
 
 
 def passes_of(
-    steps: Sequence[OperationStep], maps: Plan, shape: torch.Size
+    steps: Sequence[OperationStep], plan: Plan, channels: int
 ) -> tuple[list[Any], list[np.ndarray]]:
     """Return passes, as few as possible, but at least one, and the numbers of each.
 
     A pass is a function of images, its numbers, `Plan.maps` and the layout of the result. It begins
     with an operation that needs other pixels, and has one table for each sample. A blur is a pass
-    by itself. ``shape`` is that of an image ``(C, H, W)``.
+    by itself. The last pass maps pixels as the plan says.
     """
     groups: list[list[OperationStep]] = [[]]
     for step in steps:
@@ -152,7 +152,7 @@ def passes_of(
     passes = []
     for number, together in enumerate(groups):
         make = _blur_pass if together and _is_blur(together[0]) else _pass
-        passes.append(make(together, maps, shape, number == last))
+        passes.append(make(together, plan, channels, number == last))
     return [each for each, _ in passes], [numbers for _, numbers in passes]
 
 
@@ -161,7 +161,7 @@ def _is_blur(step: OperationStep) -> bool:
 
 
 def _blur_pass(
-    steps: Sequence[OperationStep], maps: Plan, shape: torch.Size, is_last: bool
+    steps: Sequence[OperationStep], plan: Plan, channels: int, is_last: bool
 ) -> tuple[Any, np.ndarray]:
     """Return a pass that blurs some samples."""
     (step,) = steps
@@ -170,16 +170,15 @@ def _blur_pass(
     numbers = np.zeros((len(step.operation), radius_x + 1 + radius_y + 1), np.float32)
     numbers[:, [0, radius_x + 1]] = 1  # the pixel itself, which blurs nothing
     numbers[blurred] = weights_of(step.magnitude[blurred], radii)
-    dtype = maps.dtype if is_last else torch.uint8
-    return partial(blur, radii, is_last and maps.maps_pixels, dtype), numbers
+    dtype = plan.dtype if is_last else torch.uint8
+    return partial(blur, radii, is_last and plan.maps_pixels, dtype), numbers
 
 
 def _pass(
-    steps: Sequence[OperationStep], maps: Plan, shape: torch.Size, is_last: bool
+    steps: Sequence[OperationStep], plan: Plan, channels: int, is_last: bool
 ) -> tuple[OperationsKernel, np.ndarray]:
     """Return a pass, of which the first step may need other pixels."""
-    channels = shape[0]
-    numbers = np.zeros((len(maps.height.start), _STEPS.value + 2 * len(steps)), np.int32)
+    numbers = np.zeros((len(plan.height.start), _STEPS.value + 2 * len(steps)), np.int32)
     as_floats = numbers.view(np.float32)
     numbers[:, _TABLE_STEP.value] = len(steps)
     for index, step in enumerate(steps):
@@ -207,7 +206,7 @@ def _pass(
     kernel = OperationsKernel(
         len(steps),
         measures=bool((numbers[:, _TABLE_STEP.value] < len(steps)).any()),
-        dtype=maps.dtype if is_last else torch.uint8,
+        dtype=plan.dtype if is_last else torch.uint8,
         colour=tuple(np.broadcast_to(rounded, 3).tolist()),
         constants={
             "C": channels,
@@ -216,7 +215,7 @@ def _pass(
             "BILINEAR": interpolation == "bilinear",
             "FILLED": fill is not None,
             "PERSPECTIVE": perspective,
-            "AFFINE": is_last and maps.maps_pixels,
+            "AFFINE": is_last and plan.maps_pixels,
         },
     )
     return kernel, numbers
