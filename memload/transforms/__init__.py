@@ -26,7 +26,7 @@ How a batch flows:
     images, columns
 
     step                    on CUDA, uint8              elsewhere
-    CropPass                kernels/crops               passes.run_plan
+    CropPass                kernels/crops               crops_in_torch
     OperationsPass          kernels/operations, blur    operations.change_each
     RandomErasing, MixUp …  kernels/painting            erasing, mixing
     RandomChoice …          take copies of samples, run their steps, put them back
@@ -41,7 +41,8 @@ Each module imports only modules above it:
     kernels/        Triton kernels
     following       Followers: masks, points and boxes follow a matrix for each sample
     batch           Batch: images and columns between two steps; parts of it
-    passes          Pass and group: neighbours that join; CropPass, and a plan by torch operations
+    crops_in_torch  a plan by torch's operations
+    passes          Pass and group: neighbours that join; CropPass
     prepared        a list of steps, applied to parts of a chunk of samples
     transform       Transform, the base of all
     warping         matrices, and images warped by them

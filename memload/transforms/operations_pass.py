@@ -6,11 +6,12 @@ import numpy as np
 from torch import Tensor
 
 from memload.transforms.batch import Batch
+from memload.transforms.crops_in_torch import run_plan
 from memload.transforms.draws import Drawn, Draws
 from memload.transforms.geometry import Plan, fits_kernels
 from memload.transforms.operation_step import OperationStep
 from memload.transforms.operations import change_each
-from memload.transforms.passes import Pass, run_plan
+from memload.transforms.passes import Pass
 from memload.transforms.transform import Transform
 
 #: The kernel keeps the rows that it sums in registers, which are too few for larger blurs.

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from memload import transforms
+from memload.transforms.crops_in_torch import run_plan
 from memload.transforms.draws import Drawn, Draws
 from memload.transforms.following import move_masks
-from memload.transforms.passes import group, run_plan
+from memload.transforms.passes import group
 from tests.transforms.kernels import (
     DEVICE,
     INTERPRETED,
