@@ -6,8 +6,6 @@ python inference.py NEW.bin predictions.csv --train TRAIN.bin --checkpoint plain
 On a GPU, the compiled network is captured as a CUDA graph. With `static_buffers`, every batch lies in the same tensors, so
 that the graph finds it. The CPU takes the same way, without a graph; `--no-compile` saves it the time of compiling. For
 your own network, change `load_network`.
-
-docs/recipes/predicting.md says what to change for TensorRT.
 """
 
 import argparse
