@@ -81,9 +81,9 @@ class RandomAffine(Warp):
         center: Sequence[float] | None = None,
     ) -> None:
         self.degrees = _angles(self, "degrees", degrees)
-        self.translate = None if translate is None else tuple(translate)
+        self.translate = None
         if translate is not None:
-            shares = tuple(translate) if isinstance(translate, Sequence) else ()
+            self.translate = shares = tuple(translate) if isinstance(translate, Sequence) else ()
             if len(shares) != 2 or not all(is_finite(one) and 0 <= one <= 1 for one in shares):
                 raise wrong(self, "translate", "a pair of numbers from 0 to 1", repr(translate))
         self.scale = scale
@@ -156,7 +156,8 @@ class RandomPerspective(Warp):
 
     Each corner moves inwards by a random number of whole pixels: at most ``distortion_scale`` of
     half the width, and of half the height. Images whose corners would lie on a line stay as they
-    are; so do all of one pixel in width or height. For ``interpolation``, ``fill``, masks, points
+    are, and so do those whose corner would come from infinitely far away, and all of one pixel in
+    width or height. For ``interpolation``, ``fill``, masks, points
     and boxes see `RandomAffine`.
 
     >>> images = RandomPerspective(0.5, p=0.5)(images, samples=samples)

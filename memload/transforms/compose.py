@@ -48,7 +48,8 @@ class Compose(Transform):
       the image. If nothing of it is left, it becomes NaN.
 
     With ``views=2`` the list is applied twice with different random numbers. Then images are a
-    tuple of two, and so is each column that differs between the views. ``views`` may also be a list
+    tuple of two, and so are points, masks and boxes that may move, and other columns that differ
+    between the views. ``views`` may also be a list
     of further transforms for each view, each a `Compose` or a list. They follow those in
     ``transforms``, and may give views of different sizes.
 

@@ -1,5 +1,6 @@
 """Columns that follow the images: masks, points and boxes, all by one matrix for each sample."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,11 @@ class Followers:
         """Return those that ``facts`` names by `KINDS`. What is missing there, or None, is none."""
         names: dict[str, Any] = {kind: tuple(facts.get(kind) or ()) for kind in KINDS}
         return cls(**names, **options)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return self.points + self.masks + self.boxes
 
     def __bool__(self) -> bool:
         return bool(self.points or self.masks or self.boxes)
@@ -76,21 +82,25 @@ class Followers:
     ) -> TensorsByName:
         """Return the columns, moved as the images are; see `Batch.follow`."""
         moved = dict(columns)
-        for name in self.masks:
-            for each in matrices:
+        for matrix in matrices:
+            for name in self.masks:
                 moved[name] = move_masks(
-                    moved[name], each, size, shown, padding_mode, self.mask_fill
+                    moved[name], matrix, size, shown, padding_mode, self.mask_fill
                 )
-        if matrices and (self.points or self.boxes):
-            whole = matrices[0]
-            for each in matrices[1:]:
-                whole = whole @ each
             for name in self.points:
                 # The centres of pixels have whole numbers there, and the edges of the image here.
-                points = _move(columns[name].double() + 0.5, whole) - 0.5
+                points = _move(moved[name].double() + 0.5, matrix) - 0.5
                 moved[name] = points.to(columns[name].dtype)
             for name in self.boxes:
-                moved[name] = _move_boxes(columns[name], whole, size)
+                moved[name] = _move_boxes(moved[name], matrix, size, shown)
+        if len(matrices) > 1 and self.boxes:
+            # Turned twice, a box grows twice, and so it is cut to where its corners are.
+            at_once = functools.reduce(torch.matmul, matrices)
+            for name in self.boxes:
+                around = _move_boxes(columns[name], at_once, size, shown)
+                low = torch.maximum(moved[name], around)[..., :2]
+                high = torch.minimum(moved[name], around)[..., 2:]
+                moved[name] = _unless_empty(torch.cat([low, high], -1))
         return moved
 
 
@@ -178,23 +188,34 @@ def _move(points: Tensor, matrices: Tensor) -> Tensor:
     return moved[..., :2] / moved[..., 2:]
 
 
-def _move_boxes(boxes: Tensor, matrices: Tensor, size: tuple[int, int]) -> Tensor:
+def _move_boxes(
+    boxes: Tensor, matrices: Tensor, size: tuple[int, int], shown: Tensor | None
+) -> Tensor:
     """Return the upright boxes around boxes ``(N, K, 4)`` that moved, within images of this size.
 
     Boxes of which nothing is left are NaN.
     """
     count, number = boxes.shape[:2]
+    if shown is not None:
+        boxes = _within(boxes, *shown.to(boxes.device)[:, None, None].unbind(-1))
     x1, y1, x2, y2 = boxes.double().unbind(-1)
     corners = torch.stack([x1, y1, x2, y1, x2, y2, x1, y2], -1).reshape(count, 4 * number, 2)
     # In float32, edges that meet are equal again.
     moved = _move(corners, matrices).float().view(count, number, 4, 2)
-    edges = []
-    for axis, extent in enumerate((size[1], size[0])):
-        both = torch.stack([moved[..., axis].amin(2), moved[..., axis].amax(2)], 2)
-        edges.append(both.clamp(0, extent))
-    shown = torch.stack([edges[0][..., 0], edges[1][..., 0], edges[0][..., 1], edges[1][..., 1]], 2)
-    is_left = (shown[..., 2] > shown[..., 0]) & (shown[..., 3] > shown[..., 1])
-    return shown.where(is_left[..., None], torch.nan).to(boxes.dtype)
+    around = _within(torch.cat([moved.amin(2), moved.amax(2)], -1), 0, size[0], 0, size[1])
+    return _unless_empty(around).to(boxes.dtype)
+
+
+def _unless_empty(boxes: Tensor) -> Tensor:
+    """Return boxes ``(N, K, 4)``, of which those without an area are NaN."""
+    has_area = (boxes[..., :2] < boxes[..., 2:]).all(-1, keepdim=True)
+    return boxes.where(has_area, torch.nan)
+
+
+def _within(boxes: Tensor, top: Any, bottom: Any, left: Any, right: Any) -> Tensor:
+    """Return the parts of boxes ``(N, K, 4)`` between limits, numbers or ``(N, 1, 1)``."""
+    x, y = boxes[..., ::2].clamp(left, right), boxes[..., 1::2].clamp(top, bottom)
+    return torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], -1)
 
 
 def _check_size(owner: object, name: str, mask: Tensor, images: Tensor) -> None:

@@ -147,6 +147,8 @@ class CutMix(MixUp):
     >>> images, columns = CutMix(num_classes=1000)(images, {"label": labels})
     """
 
+    kind = "mixing"
+
     def __init__(  # its own, so that Python's errors name CutMix
         self, *, alpha: float = 1.0, num_classes: int | None = None, labels_getter: str = "default"
     ) -> None:

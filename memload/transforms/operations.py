@@ -94,7 +94,7 @@ def look_up(images: Tensor, tables: Tensor) -> Tensor:
     ``tables`` are uint8 ``(n, 1, 256)``, or ``(n, C, 256)`` with one for each channel.
     """
     is_last = layout_of(images) == torch.channels_last
-    result = torch.empty_like(images)
+    result = torch.empty_like(images, memory_format=layout_of(images))
     count, channels = tables.shape[:2]
     starts = torch.arange(count, dtype=torch.int32, device=images.device)[:, None] * channels
     starts = (starts + torch.arange(channels, dtype=torch.int32, device=images.device)) * 256

@@ -21,6 +21,11 @@ class Pass:
     def __init__(self, steps: Sequence[tuple[int, Any]]) -> None:
         self.steps = list(steps)
 
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether any step does."""
+        return any(step.moves_pixels for _, step in self.steps)
+
     def __repr__(self) -> str:
         if len(self.steps) == 1:
             return repr(self.steps[0][1])
@@ -96,7 +101,7 @@ class CropPass(Pass):
     def apply(self, batch: Batch, drawn: Drawn) -> Batch:
         """See `Pass.apply`."""
         plan: Plan = drawn.array("plan")
-        if batch.followers and any(step.moves_pixels for _, step in self.steps):
+        if batch.followers and self.moves_pixels:
             shown = drawn["shown"] if plan.resizes else None
             batch = batch.follow(
                 drawn["matrices"], size=plan.size, shown=shown, padding_mode=plan.padding_mode

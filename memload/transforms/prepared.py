@@ -96,7 +96,9 @@ class Prepared:
         if len(views) == 1:
             return views[0].images if columns is None else (views[0].images, views[0].columns)
         all_images = tuple(view.images for view in views)
-        return all_images if columns is None else (all_images, _merge([v.columns for v in views]))
+        if columns is None:
+            return all_images
+        return all_images, self._merge([view.columns for view in views])
 
     def _check(self, images: Any, columns: Any, count: int) -> TensorsByName:
         """Check what ``count`` samples are given. Return the columns; points, boxes as floats."""
@@ -128,6 +130,21 @@ class Prepared:
                 raise wrong(self._name, f"columns[{key!r}]", expected, describe(column))
         at_once = images if is_checked else None
         return {**columns, **self._followers.check(self._name, columns, at_once, count)}
+
+    def _merge(self, views: list[TensorsByName]) -> dict[str, Any]:
+        """Return a tuple of every column, one for each view; or the column if all views share it.
+
+        Whatever is drawn, what may move with the images is a tuple.
+        """
+        steps = (step for steps in self._steps_of_views for _, step in steps)
+        moves_pixels = any(getattr(step, "moves_pixels", False) for step in steps)
+        following = self._followers.names if moves_pixels else ()
+        merged = {}
+        for name, column in views[0].items():
+            values = tuple(view[name] for view in views)
+            is_shared = name not in following and all(value is column for value in values)
+            merged[name] = column if is_shared else values
+        return merged
 
     def _drawn_for(self, start: int, view: int, position: int, step: Any, images: Tensor) -> Drawn:
         """Return what a step draws for these images, of which the first is sample ``start``."""
@@ -196,12 +213,3 @@ def _checked(step: Any, result: Any, before: Batch) -> Batch:
         raise wrong(owner, "what it returns", expected, describe(images))
     checked = result.followers.check(owner, result.columns, images, count)
     return result._replace(columns={**result.columns, **checked})
-
-
-def _merge(views: list[TensorsByName]) -> dict[str, Any]:
-    """Return a tuple of every column, one for each view; or the column if all views share it."""
-    merged = {}
-    for name, column in views[0].items():
-        values = tuple(view[name] for view in views)
-        merged[name] = column if all(value is column for value in values) else values
-    return merged

@@ -63,6 +63,12 @@ class Transform:
     #: How many samples were transformed without ``samples``.
     _samples_seen = 0
 
+    def __init_subclass__(cls) -> None:
+        """Have verbs that a subclass of another transform defines done by themselves."""
+        own = vars(cls)
+        if "draw" in own or "apply" in own:
+            cls.pass_type, cls.kind = own.get("pass_type"), own.get("kind", "")
+
     @not_compiled
     def __call__(
         self,

@@ -125,6 +125,8 @@ def affine_matrices(
 def perspective_matrices(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the matrices of torchvision's ``functional.perspective``, float64 ``(n, 3, 3)``.
 
+    Where there is none, it is the identity.
+
     ``starts`` and ``ends`` are four points (x, y) in the input and where they go in the output,
     ``(n, 4, 2)``. Their numbers are rounded to float32, as torchvision's are.
     """
@@ -134,5 +136,8 @@ def perspective_matrices(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     for_x = [x, y, one, zero, zero, zero, -from_x * x, -from_x * y]
     for_y = [zero, zero, zero, x, y, one, -from_y * x, -from_y * y]
     equations = np.stack([np.stack(for_x, 2), np.stack(for_y, 2)], 2).reshape(-1, 8, 8)
-    solved = np.linalg.solve(equations, starts.reshape(-1, 8, 1))[..., 0].astype(np.float32)
-    return np.concatenate([solved, np.ones((len(solved), 1))], 1).reshape(-1, 3, 3)
+    solvable = np.linalg.det(equations) != 0
+    solved = np.linalg.solve(equations[solvable], starts[solvable].reshape(-1, 8, 1))[..., 0]
+    matrices = np.tile(np.eye(3), (len(starts), 1, 1))
+    matrices.reshape(-1, 9)[solvable, :8] = solved.astype(np.float32)
+    return matrices
