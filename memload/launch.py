@@ -23,19 +23,14 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     At each launch, Triton 3.6 goes through all arguments and all global constants of the kernel to
     find what it compiled for such arguments. That takes 10 to 20 µs for the kernels of memload.
     Here it is done once for each list of arguments, and later launches take 4 to 8 µs. Of a tensor,
-    only the dtype counts, and whether 16 divides its address. With the same constants, a parameter
-    always has numbers of one type.
+    only the dtype counts, and whether 16 divides its address.
     """
     device = arguments[0].device
     if device.type == "cpu" or not _TAKES_CONSTANTS:  # on the CPU, Triton's interpreter
         with torch.cuda.device(device if device.type == "cuda" else -1):
             kernel[(programs,)](*arguments, **constants)
         return
-    described = [
-        (value.dtype, value.data_ptr() % 16 == 0) if isinstance(value, Tensor) else value
-        for value in arguments
-    ]
-    key = id(kernel), device.index, *described, *constants.items()
+    key = id(kernel), device.index, *map(_described, arguments), *constants.items()
     with torch.cuda.device(device):
         known = _compiled.get(key)
         if known is not None:
@@ -52,3 +47,12 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
 def ceil_div(dividend: int, divisor: int) -> int:
     """Return a quotient, rounded up. ``triton.cdiv`` takes 2 µs, and this a tenth."""
     return -(-dividend // divisor)
+
+
+def _described(argument: Any) -> Any:
+    """Return what a kernel is compiled for."""
+    if type(argument) is int:  # most are, and 1 and True are not the same
+        return argument
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    return type(argument), argument

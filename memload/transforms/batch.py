@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
     def with_images(self, images: Tensor) -> "Batch":
         """Return the batch with other images."""
-        return self._replace(images=images)
+        return Batch(images, self.columns, self.followers, self.memory_format)
 
     def follow(
         self,
