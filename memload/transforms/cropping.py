@@ -193,10 +193,10 @@ class Resize(Transform):
     in Pillow, and without a = -0.75, as in OpenCV.
 
     Images ``(N, C, H, W)`` keep their dtype. On the CPU, pixels are those of
-    `torch.nn.functional.interpolate`. On CUDA, uint8 pixels differ from these by at most one level,
-    or two if they are bicubic; those of images with a side of more than 16,384 may differ by more,
-    as bicubic values are not cut off between rows and columns. Bicubic floats may lie a little
-    outside of the images' range, since torch does not cut them off.
+    `torch.nn.functional.interpolate`. On CUDA, uint8 pixels differ from these by at most two
+    levels, and but for few pixels bilinear ones by at most one. Those of images with a side of more
+    than 16,384 may differ by more, as bicubic values are not cut off between rows and columns.
+    Bicubic floats may lie a little outside of the images' range, since torch does not cut them off.
 
     Pillow's uint8 pixels differ from torch's, since its weights have more bits: bilinear ones by at
     most 2 levels, bicubic ones by at most 3. Where Pillow 13 shrinks the height, it resizes columns

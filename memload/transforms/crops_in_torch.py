@@ -18,7 +18,7 @@ def run_plan(
     """Carry out a plan by torch's operations, on any device, and return new memory.
 
     ``boxes`` are the part of `Plan.boxes` for these images. uint8 images are resized as uint8 on
-    the CPU, and elsewhere as float32, which gives the same but for one level, or two for bicubic.
+    the CPU, and elsewhere as float32, which gives the same but for a level or, rarely, two.
     """
     count, channels = images.shape[:2]
     height, width = plan.size

@@ -1,10 +1,12 @@
 """What becomes of fixed images, masks, points and boxes: outputs of every transform and recipe.
 
-``python -m tests.transforms.stored`` writes them to stored.npz. They were written before pixels
-were compared within one level; write them again only where what is drawn changes on purpose.
+``python -m tests.transforms.stored`` writes them to stored.npz, all but those of `UNSTORED`. They
+were written before pixels were compared within one level; write them again only where what is drawn
+changes on purpose.
 """
 
 import contextlib
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -67,10 +69,21 @@ STEPS = {
     "TrivialAugmentWide bilinear": (T.TrivialAugmentWide(31, "bilinear"), 32),
     "TrivialAugmentWide filled": (T.TrivialAugmentWide(31, "bilinear", [9, 90, 200]), 16),
 }  # fmt: skip
-#: Recipes, all but the noise of deit and convnext, which is not stored.
-RECIPES = sorted({*recipes.__all__} - {"Ending", "deit", "convnext"})
+RECIPES = sorted({*recipes.__all__} - {"Ending"})
+#: Noise, and what is like others.
+UNSTORED = {
+    "GaussianBlur sharp": (T.GaussianBlur(17, (1e-3, 1e-2)), 4),
+    "MixUp or CutMix": (T.RandomChoice([T.MixUp(alpha=0.001), T.CutMix()]), 8),
+    "Normalize": (T.Normalize("imagenet"), 3),
+    "RandomApply in RandomChoice": (
+        T.RandomChoice([T.RandomApply([T.ColorJitter(0.5), T.RandomInvert(1)]), abs]), 12
+    ),
+    "RandomErasing random": (T.RandomErasing(0.5, (0.1, 0.3), (0.3, 3), "random"), 6),
+}  # fmt: skip
+NOISY_RECIPES = ["deit", "convnext"]
 
 
+@functools.cache
 def batch(count):
     """Return smooth images, and columns that follow them."""
     rng = np.random.default_rng(0)
@@ -90,49 +103,53 @@ def batch(count):
 
 
 def outputs():
-    """Yield names and tensors: of each transform for uint8 and floats, and of each recipe."""
-    for name, (step, count) in STEPS.items():
-        followers = FOLLOWERS if step.moves_pixels else {}
-        bound = step.bind(num_classes=4, **followers)
+    """Return arrays by name: of each transform for uint8 and floats, and of each recipe."""
+    found = {}
+    for name, (step, count) in (STEPS | UNSTORED).items():
         pixels, columns = batch(count)
         for dtype, images in ("uint8", pixels), ("float", pixels[:2].float() / 255):
             given = {key: column[: len(images)] for key, column in columns.items()}
             with contextlib.suppress(ValueError):  # transforms that do not take this dtype
-                yield (
-                    f"{name} {dtype}",
-                    bound(images, given, samples=np.arange(len(images)), seed=3),
-                )
+                value = bound(step)(images, given, samples=np.arange(len(images)), seed=3)
+                found |= flat(f"{name} {dtype}", value)
     for name in RECIPES:
-        pixels, columns = batch(4)
-        yield name, recipe(name)(pixels, columns, samples=np.arange(4), seed=3)
+        found |= flat(name, recipe(name)(*batch(4), samples=np.arange(4), seed=3))
+    return found
+
+
+def bound(step):
+    """Return a step that has all it needs to know of a data set."""
+    return step.bind(num_classes=4, **(FOLLOWERS if step.moves_pixels else {}))
 
 
 def recipe(name):
     """Return a recipe for small images, which does not mix them."""
     small = {"small_size": 6, "num_small": 2} if name == "dino" else {}
     options = {"mix": False} if name in ("imagenet_v2", "deit3", "deit", "convnext") else {}
-    step = getattr(recipes, name)(12, mean="imagenet", **small, **options)
-    return step.bind(num_classes=4, **FOLLOWERS)
+    return bound(getattr(recipes, name)(12, mean="imagenet", **small, **options))
 
 
 def flat(name, value):
-    """Yield names and arrays of images and of the columns that followed them."""
-    images, by_name = value
-    for key, item in {"images": images, **by_name}.items():
-        for number, tensor in enumerate(item if isinstance(item, tuple) else (item,)):
-            yield f"{name}/{key}/{number}", tensor.numpy()
+    """Return arrays by name: images, and the columns that followed them."""
+    images, columns = value
+    return {
+        f"{name}/{key}/{number}": tensor.numpy()
+        for key, item in {"images": images, **columns}.items()
+        for number, tensor in enumerate(item if isinstance(item, tuple) else (item,))
+    }
 
 
-def is_given(key, array):
-    """Return whether an array is a column as it was given, which need not be stored."""
-    column = key.split("/")[1]
+def is_stored(key, array):
+    """Return whether an array is stored: not if it is noise, or a column as it was given."""
+    name, column, _ = key.split("/")
     given = batch(32)[1].get(column)
-    return given is not None and np.array_equal(array, given[: len(array)].numpy())
+    is_given = given is not None and np.array_equal(array, given[: len(array)].numpy())
+    name = name.removesuffix(" uint8").removesuffix(" float")
+    return not is_given and name not in {*UNSTORED, *NOISY_RECIPES}
 
 
 if __name__ == "__main__":
-    arrays = {key: array for name, value in outputs() for key, array in flat(name, value)}
-    stored = {key: array for key, array in arrays.items() if not is_given(key, array)}
+    stored = {key: array for key, array in outputs().items() if is_stored(key, array)}
     for key, array in stored.items():
         if "/images/" in key and array.dtype == np.float32 and " float/" not in key:
             stored[key] = array.astype(np.float16)  # levels are compared, not all of the bits

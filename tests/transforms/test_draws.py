@@ -39,7 +39,7 @@ def test_mix_is_splitmix64():
     assert mix(states.view(np.uint64)).tolist() == expected
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(numbers, st.integers(0, 1 << 62), st.integers(0, 1 << 20), st.data())
 def test_a_samples_draws_do_not_depend_on_the_batch(samples, seed, epoch, data):
     order = data.draw(st.permutations(range(len(samples))))
@@ -52,9 +52,8 @@ def test_a_samples_draws_do_not_depend_on_the_batch(samples, seed, epoch, data):
 
 
 def test_neighbours_and_far_numbers_have_streams_of_their_own():
-    far = np.concatenate(
-        [np.arange(100_000), (np.arange(100_000) << 24) + 1, (1 << 40) - 1 - np.arange(100_000)]
-    )
+    near = np.arange(30_000)
+    far = np.concatenate([near, (near << 24) + 1, (1 << 40) - 1 - near])
     assert len(np.unique(draws(far).streams)) == len(np.unique(far))
 
 

@@ -3,7 +3,6 @@ import pytest
 import torch
 
 from memload import transforms
-from memload.transforms import prepared
 from memload.transforms.draws import Drawn
 from memload.transforms.mixing import _beta, mix
 
@@ -21,16 +20,16 @@ def painted(found, images):
 
 
 def test_erasing_paints_boxes_of_the_area_and_ratio_asked_for():
-    images = torch.full((400, 3, 100, 150), 0.5)
+    images = torch.full((250, 3, 100, 150), 0.5)
     step = transforms.RandomErasing(scale=(0.02, 0.2), ratio=(0.4, 0.8), value=(1, 2, 3))
     found = step(images)
     boxes = np.array(painted(found, images))
-    assert abs(len(boxes) - 200) < 50
+    assert abs(len(boxes) - 125) < 40
     area, ratio = boxes[:, 2] * boxes[:, 3] / 15_000, boxes[:, 2] / boxes[:, 3]
     assert 0.018 < area.min() < 0.03 < 0.18 < area.max() < 0.21
     assert 0.38 < ratio.min() < 0.45 < 0.75 < ratio.max() < 0.85
     for channel, value in enumerate((1, 2, 3)):
-        assert found[:, channel].unique().tolist() == [0.5, value]
+        assert ((found[:, channel] == 0.5) | (found[:, channel] == value)).all()
 
 
 def test_a_box_that_fits_nowhere_is_not_erased(make_images):
@@ -127,34 +126,6 @@ def test_each_image_is_mixed_by_its_factor_and_shows_its_box_of_the_one_before()
         assert torch.equal(
             found[[0, 1, 3]].view(torch.int32), expected[[0, 1, 3]].view(torch.int32)
         )
-
-
-MIXUP, CUTMIX = transforms.MixUp(num_classes=7), transforms.CutMix(num_classes=7)
-PLANNED = [
-    transforms.RandomErasing(0.6),
-    transforms.RandomErasing(0.6, value="random"),
-    transforms.Cutout(5, fill=0.5, p=0.7),
-    MIXUP,
-    CUTMIX,
-    transforms.RandomChoice([MIXUP, CUTMIX]),
-    transforms.RandomApply([transforms.RandomChoice([CUTMIX, transforms.Compose()])]),
-]
-
-
-@pytest.mark.parametrize("step", PLANNED, ids=repr)
-def test_parts_of_many_samples_get_what_they_get_alone(step, monkeypatch):
-    monkeypatch.setattr(prepared, "_SAMPLES_AT_ONCE", 50)
-    images = torch.rand(120, 3, 16, 12, generator=torch.Generator().manual_seed(0))
-    samples, labels = np.random.default_rng(0).permutation(1000)[:120], torch.arange(120) % 7
-    run = step.prepare(samples, seed=3, epoch=2)
-    for start, stop in ((0, 20), (20, 40), (40, 60), (60, 61), (61, 120), (30, 45)):
-        part = slice(start, stop)
-        found, columns = run(images[part], {"label": labels[part]}, start, stop)
-        expected, expected_columns = step(
-            images[part], {"label": labels[part]}, samples=samples[part], seed=3, epoch=2
-        )
-        assert torch.equal(found, expected)
-        assert torch.equal(columns["label"], expected_columns["label"])
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 3.0, 10.0, 32.0, 1000.0])

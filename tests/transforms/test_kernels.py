@@ -30,7 +30,7 @@ EXAMPLES = FEW if INTERPRETED else 60
 
 @starts_the_interpreter
 def test_all_of_this_holds_in_tritons_interpreter():
-    assert_passes_in_interpreter(__file__, 10 * FEW)
+    assert_passes_in_interpreter(__file__, 8 * FEW)
 
 
 def pixels(rng, count, channels, height, width):
@@ -65,32 +65,31 @@ def crops(rng, bicubic):
         return rng.randint(1, largest)
 
     interpolation, antialias = "bicubic" if bicubic else "bilinear", rng.random() < 0.6
-    mode = rng.choice(["constant", "constant", "edge"])
     crop = rng.choice([
         T.CenterCrop((side(), side())),
-        T.RandomCrop((side(), side()), rng.randint(0, 3), pad_if_needed=True,
-                     fill=9, padding_mode=mode),
+        T.RandomCrop((side(), side()), rng.randint(0, 3), pad_if_needed=True, fill=9),
+        T.RandomCrop((side(), side()), 2 * largest, padding_mode="edge"),
+        T.RandomCrop(3, 2, padding_mode=rng.choice(["reflect", "symmetric"])),
     ])  # fmt: skip
     resize = rng.choice([
         T.Resize((side() + 1, side() + 1), interpolation, antialias=antialias),
         T.RandomResizedCrop((side(), side() + 1), (0.01, 1), (0.5, 2), interpolation, antialias),
     ])  # fmt: skip
     flips = T.RandomHorizontalFlip(), T.RandomVerticalFlip()
-    moves = rng.choice([[crop], [resize], [resize], [crop, resize], [resize, T.CenterCrop(9)]])
+    moves = rng.choice([[crop], [crop], [resize], [crop, resize], [resize, T.CenterCrop(9)]])
     steps = [*rng.sample(flips, rng.randrange(3)), *moves, *rng.sample(flips, rng.randrange(3))]
     return steps + [T.Normalize([0.4], [0.25])] * rng.randrange(2)
 
 
 @needs_device
-@pytest.mark.parametrize("seed", range(EXAMPLES))
-@pytest.mark.parametrize("bicubic", [False, True])
-def test_crops_are_those_of_torch(seed, bicubic):
+@pytest.mark.parametrize("seed", range(3 * EXAMPLES))
+def test_crops_are_those_of_torch(seed):
     from memload.transforms.kernels.crops import crop
 
-    rng = random.Random(seed)
+    rng, bicubic = random.Random(seed), seed % 2 == 1
     count, largest = (2, 20) if INTERPRETED else (9, 300)
     images = pixels(
-        rng, count, rng.choice([1, 3, 3, 4]), rng.randint(2, largest), rng.randint(2, largest)
+        rng, count, rng.choice([1, 3, 3, 4]), rng.randint(3, largest), rng.randint(3, largest)
     )
     layout = rng.choice([torch.channels_last, torch.contiguous_format])
     steps = crops(rng, bicubic)
@@ -100,26 +99,10 @@ def test_crops_are_those_of_torch(seed, bicubic):
     found = crop(images.to(DEVICE), plan, boxes, maps, layout)
     assert found.is_contiguous(memory_format=layout)
     level = 1.01 / 255 / 0.25 if plan.maps_pixels else 1
-    assert_within(found, expected, level * (2 if bicubic else 1))
-
-
-@needs_device
-@pytest.mark.parametrize("seed", range(EXAMPLES))
-@pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
-def test_padding_is_that_of_torch(seed, mode):
-    from memload.transforms.kernels.crops import crop
-
-    rng = random.Random(seed)
-    images = pixels(rng, 2, 3, rng.randint(9, 20), rng.randint(9, 20))
-    steps = [
-        T.RandomCrop(8, rng.randint(0, 8), padding_mode=mode),
-        *[T.Resize(5)] * rng.randrange(2),
-    ]
-    plan = plan_of(steps, images, seed)
-    expected = run_plan(images, plan, plan.boxes(), torch.channels_last)
-    boxes, maps = (torch.from_numpy(each).to(DEVICE) for each in (plan.boxes(), plan.maps()))
-    found = crop(images.to(DEVICE), plan, boxes, maps, torch.channels_last)
-    assert_within(found, expected, 1)
+    assert_within(found, expected, 2 * level)
+    # On some processors, torch rounds few pixels of a bilinear resize by another level.
+    if found.numel() and not bicubic:
+        assert ((found.cpu().float() - expected.float()).abs() > level).float().mean() < 1e-3
 
 
 @needs_device

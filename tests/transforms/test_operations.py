@@ -68,7 +68,7 @@ def torchvisions(functional, image, name, magnitude):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(images=batches())
 def test_operations_are_torchvisions(name, images, functional):
     magnitudes = OPERATIONS[name][1]
@@ -92,7 +92,7 @@ def test_other_floats_are_changed_like_float32(name, make_images):
         assert torch.equal(found, expected.to(dtype)), dtype
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(images=batches(), data=st.data())
 def test_blurs_are_torchvisions(images, functional, data):
     # The border that is reflected must be smaller than the image.
@@ -104,23 +104,6 @@ def test_blurs_are_torchvisions(images, functional, data):
             sigma = sigmas[index % len(sigmas)]
             expected = functional.gaussian_blur(image, size, [sigma, sigma])
             assert (found[index].double() - expected.double()).abs().max() <= tolerance
-
-
-@pytest.mark.parametrize("is_uint8", [True, False])
-@pytest.mark.parametrize("name", [*OPERATIONS, "Blur"])
-def test_an_image_does_not_depend_on_its_batch_and_layout(name, is_uint8, make_images):
-    images = make_images(40, 61, 43)  # more than one part
-    images = images if is_uint8 else images / 255
-    options = {"kernel_size": (7, 3)} if name == "Blur" else {}
-    magnitudes = OPERATIONS.get(name, ("", [0.5, 2.0]))[1]
-    found = changed(images, name, magnitudes, **options)
-    for index in range(0, 40, 13):
-        one = [magnitudes[index % len(magnitudes)]]
-        alone = changed(images[index : index + 1], name, one, **options)
-        assert torch.equal(alone[0], found[index])
-    assert torch.equal(changed(images.contiguous(), name, magnitudes, **options), found)
-    half = changed(images[:20], name, magnitudes, **options)
-    assert torch.equal(half, found[:20])
 
 
 SHARES = [
@@ -201,24 +184,3 @@ def test_arguments_and_defaults_are_those_of_torchvision(torchvision):
         ours = inspect.signature(getattr(transforms, name)).parameters.values()
         assert [(p.name, p.default) for p in ours][:2] == [(p.name, p.default) for p in theirs][:2]
     assert transforms.GaussianBlur([9], 1).kernel_size == (9, 9)
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        transforms.GaussianBlur(23, (1e-3, 1e-2)), transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
-        transforms.TrivialAugmentWide(), transforms.RandomPerspective(1.0, 1.0),
-        transforms.RandomErasing(1.0), transforms.RandomResizedCrop(9),
-        transforms.RandomAffine(180, shear=80),
-    ],
-)  # fmt: skip
-def test_numpy_may_raise_for_floating_errors(step, make_images):
-    expected = step(make_images(), samples=np.arange(8))
-    with np.errstate(all="raise"):
-        assert torch.equal(step(make_images(), samples=np.arange(8)), expected)
-
-
-def test_shares_of_mixup_may_be_tiny_where_numpy_raises(make_images):
-    mix = transforms.MixUp(alpha=0.001, num_classes=3)
-    with np.errstate(all="raise"):
-        mix(make_images() / 255, {"label": torch.arange(8) % 3})

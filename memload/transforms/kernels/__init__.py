@@ -6,5 +6,6 @@
     blur         Gaussian blurs
     painting     boxes painted over, and images mixed in pairs
 
-Kernels and torch agree within one level, and for bicubic resizes within two.
+Kernels and torch agree within one level. Resizes agree within two, and but for few pixels bilinear
+ones within one.
 """
