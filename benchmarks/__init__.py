@@ -4,7 +4,8 @@
     python -m benchmarks.ab ../old loading.feeds            # the same for two checkouts, in turn
     python benchmarks/figures.py                            # the pages, once a line was added
 
-    loading, training, cold, compare, transforms, cifar10, build      what is measured
+    loading, compare, training, accuracy, cifar10, timeline, cold,    what is measured
+    transforms, build, dry_run, copying
         |  ways: functions that measure once, by name
         v
     harness        takes all ways in turn, in rounds  --->  results/NAME.jsonl, a line a run

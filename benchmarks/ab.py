@@ -1,6 +1,6 @@
 """Two checkouts of memload, measured in turn by the same benchmarks. Prints a table, records nothing.
 
-    python -m benchmarks.ab ../old loading.feeds loading.collate
+    python -m benchmarks.ab ../old loading.feeds transforms
     python -m benchmarks.ab ../old build -- --images 1000
 
 One process for each checkout runs the benchmark from this folder, with that checkout's memload. What
@@ -109,12 +109,13 @@ def main() -> None:
                 checkouts = [options.before, options.after]
                 ready = measure(checkouts, command, options.timeout, found)
             before, after = (with_ratios(rounds, ready["ratios"]) for rounds in found)
-            rows = {}
+            rows = []
             for figure, values in before.items():
                 ratio = spread(divide(after[figure], values))
-                shown = {"before": cell(spread(values)), "after": cell(spread(after[figure]))}
-                rows[figure] = shown | {"after / before": cell(ratio), "": verdict(figure, ratio)}
-            print(table(name, rows), flush=True)
+                cells = map(cell, (spread(values), spread(after[figure]), ratio))
+                rows.append((figure, *cells, verdict(figure, ratio)))
+            columns = (name, "before", "after", "after / before", "")
+            print(table(columns, rows), flush=True)
 
 
 if __name__ == "__main__":

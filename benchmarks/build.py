@@ -1,7 +1,6 @@
-"""Building a data set and opening it.
+"""Building a data set.
 
     python -m benchmarks.build build --images photographs/ [--fast]
-    python -m benchmarks.build opening
     python -m benchmarks.build fidelity --images photographs/
 
 - build: `memload build` beside bare loops that store the same rows on all cores, both as a user sees
@@ -10,17 +9,12 @@
   computes checksums, writes into one file and flushes it. Files are warm. Other work on the machine
   does not disturb the ratio of CPU time. The JPEGs below ``--images``, or made ones of
   ImageNet's sizes, are repeated under other names until there are ``--count``.
-- opening: the milliseconds of ``memload build --help``, of opening 1.28 million samples in a new
-  process, in which torch and NumPy are imported before the clock starts, and of its first batch; and
-  what memory of its own the process has more than before. The pixels are a sparse file.
 - fidelity: the share of pictures that are stored equal to those made without memload (decoded by
   Pillow, with torchvision's arithmetic of Resize and CenterCrop), and the median and the least PSNR
   in dB; equal pictures count as 99.
 """
 
-import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -33,9 +27,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 import memload
-from benchmarks.data import empty_dataset
-from benchmarks.harness import CORES, Way, run_one_of, run_python
-from benchmarks.pictures import EQUAL, find_jpegs, psnr, resized
+from benchmarks.data import EQUAL, find_jpegs, psnr, resized
+from benchmarks.harness import CORES, Way, cpu_of_children, run_one_of, run_python
 
 LOOP = """
 import os, sys, zlib
@@ -58,22 +51,6 @@ for row in range(number, len(files), loops):
     zlib.crc32(pixels)
     os.pwrite(descriptor, pixels, 4096 + row * len(pixels))
 os.fsync(descriptor)
-"""
-OPEN = """
-import json, sys, time
-import torch, memload
-memload.MemmapDataset, memload.Loader
-
-def private():
-    lines = open("/proc/self/smaps_rollup").read().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1000
-
-before, start = private(), time.perf_counter()
-dataset = memload.MemmapDataset(sys.argv[1])
-found = {"time (ms)": 1000 * (time.perf_counter() - start), "private (MB)": private() - before}
-start = time.perf_counter()
-next(iter(memload.Loader(dataset, 256, shuffle=True, device="cpu")))
-print(json.dumps(found | {"first batch (ms)": 1000 * (time.perf_counter() - start)}))
 """
 
 
@@ -99,9 +76,9 @@ def build(options: Any, folder: Path) -> dict[str, Way]:
     output = folder / f"built-by-{os.getpid()}.bin"
 
     def measured(run: Callable[[], None]) -> dict[str, float]:
-        start, before = time.perf_counter(), _cpu_of_children()
+        start, before = time.perf_counter(), cpu_of_children()
         run()
-        seconds, used = time.perf_counter() - start, _cpu_of_children() - before
+        seconds, used = time.perf_counter() - start, cpu_of_children() - before
         for file in output.parent.glob(f"{output.stem}.*"):
             file.unlink()
         return {
@@ -121,26 +98,6 @@ def build(options: Any, folder: Path) -> dict[str, Way]:
             sys.exit("A bare loop failed.")
 
     return {"memload": lambda: measured(by_memload), "bare": lambda: measured(bare)}
-
-
-def _cpu_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def opening(options: Any, folder: Path) -> dict[str, Way]:
-    """Return what is measured, each in a process of its own."""
-    path = empty_dataset(folder, options.samples)
-
-    def ask_for_help() -> float:
-        start = time.perf_counter()
-        run_python("-m", "memload", "build", "--help")
-        return 1000 * (time.perf_counter() - start)
-
-    def open_it() -> dict[str, float]:
-        return json.loads(run_python("-c", OPEN, path))
-
-    return {"memload build --help (ms)": ask_for_help, "open": open_it}
 
 
 def reference(path: Path, side: int) -> np.ndarray:
@@ -173,8 +130,8 @@ if __name__ == "__main__":
     run_one_of({
         "build": {
             "ways": build,
-            "options": {"images": None, "count": 3000, "side": 256, "fast": False, "rounds": 5},
-            "quick": {"count": 1000},
+            "options": {"images": None, "count": 1500, "side": 256, "fast": False, "rounds": 5},
+            "quick": {"count": 300},
             "ratios": {
                 "ratio": ("memload › images/s", "bare › images/s"),
                 "ratio of CPU time": (
@@ -184,14 +141,9 @@ if __name__ == "__main__":
             },
             "facts": {"files": "warm"},
         },
-        "opening": {
-            "ways": opening,
-            "options": {"samples": 1_281_167, "rounds": 9},
-            "quick": {"rounds": 5},
-            "facts": {"index": "warm"},
-        },
         "fidelity": {
             "ways": fidelity,
             "options": {"images": None, "side": 256, "decoder": ("pillow", "jpeg4py"), "rounds": 1},
+            "quick": {"side": 64},
         },
     })  # fmt: skip

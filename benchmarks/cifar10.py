@@ -36,9 +36,6 @@ import json
 import math
 import mmap
 import multiprocessing
-import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -55,8 +52,16 @@ from torch import Tensor
 
 import memload
 from benchmarks.cifar10_network import Training, accuracy, make_network
-from benchmarks.harness import CORES, HERE, Way, move, run_benchmark, wait_for_device
-from benchmarks.pictures import made_pictures
+from benchmarks.data import made_pictures
+from benchmarks.harness import (
+    CORES,
+    Way,
+    cpu_of_children,
+    move,
+    run_benchmark,
+    run_python,
+    wait_for_device,
+)
 
 SIDE, PADDING, QUALITY = 32, 2, 75
 #: Of CIFAR-10's training pictures, for values from 0 to 1.
@@ -295,12 +300,13 @@ def run(arm: str, setting: Setting, started: float) -> dict[str, float]:
     return {"seconds": sum(parts.values()), "accuracy (%)": 100 * share, **parts}
 
 
-def leave_files(setting: Setting) -> None:
+def leave_files(setting: Setting) -> dict[str, float]:
     """Leave what the arms find that have their files there, kernels in Triton's cache, too."""
     torch.save(decode_all(setting), setting.built / "tensors.pt")
     build(setting)
     for batches in open_memload(setting, None)[::2]:
         next(iter(batches))
+    return {}
 
 
 # The benchmark
@@ -323,31 +329,11 @@ def write_batches(batches: Path, folder: Path) -> Path:
 
 def child(arm: str, setting: Setting) -> dict[str, float]:
     """Run an arm in a new process; return what it found, with the CPU time of all its processes."""
-
-    def cpu_seconds() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
-
-    paths = [str(HERE.parent), str(Path(memload.__file__).parents[1])]
-    caches = {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "TRITON_CACHE_DIR": str(setting.built / "kernels"),
-    }
-    described = json.dumps(asdict(setting), default=str)
-    before, started = cpu_seconds(), time.perf_counter()  # of one clock for all processes
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "benchmarks.cifar10",
-        "--run",
-        arm,
-        described,
-        str(started),
-    ]
-    environment = os.environ | caches
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=580, check=True)
-    return json.loads(done.stdout) | {"CPU (s)": cpu_seconds() - before}
+    described, kernels = json.dumps(asdict(setting), default=str), str(setting.built / "kernels")
+    before, started = cpu_of_children(), time.perf_counter()  # of one clock for all processes
+    command = ("-m", "benchmarks.cifar10", "--run", arm, described, started)
+    found = run_python(*command, TRITON_CACHE_DIR=kernels)
+    return json.loads(found) | {"CPU (s)": cpu_of_children() - before}
 
 
 def ways(options: Any, folder: Path) -> dict[str, Way]:
@@ -375,33 +361,24 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
     return {f"{arm}, {options.epochs} epochs": lambda arm=arm: way(arm) for arm in arms}
 
 
-def main() -> None:
-    """Run the benchmark, or an arm, which prints what it found."""
-    if sys.argv[1:2] != ["--run"]:
-        run_benchmark(
-            ways,
-            options={
-                "images": None,
-                "batches": None,
-                "rounds": 10,
-                "epochs": 8,
-                "batch": 2000,
-                "width": 1.0,
-                "workers": CORES,
-                "pictures": 6000,
-                "only": [],
-            },
-            quick={"rounds": 1, "epochs": 2, "batch": 100, "width": 0.125, "pictures": 1200},
-            facts={"pages": "warm"},
-        )
-        return
-    given = json.loads(sys.argv[3])
-    setting = Setting(**given | {name: Path(given[name]) for name in ("images", "built")})
-    if sys.argv[2]:
-        print(json.dumps(run(sys.argv[2], setting, float(sys.argv[4]))))
-    else:
-        print(json.dumps(leave_files(setting) or {}))
-
+USUAL: dict[str, Any] = {
+    "images": None,
+    "batches": None,
+    "rounds": 10,
+    "epochs": 8,
+    "batch": 2000,
+    "width": 1.0,
+    "workers": CORES,
+    "pictures": 6000,
+    "only": [],
+}
+QUICK = {"rounds": 1, "epochs": 2, "batch": 100, "width": 0.125, "pictures": 1200}
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] != ["--run"]:
+        run_benchmark(ways, options=USUAL, quick=QUICK, facts={"pages": "warm"})
+        sys.exit()
+    given = json.loads(sys.argv[3])
+    setting = Setting(**given | {name: Path(given[name]) for name in ("images", "built")})
+    arm = sys.argv[2]
+    print(json.dumps(run(arm, setting, float(sys.argv[4])) if arm else leave_files(setting)))

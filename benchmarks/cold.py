@@ -4,19 +4,18 @@
 
 It measures a GPU where there is one, else the CPU. The file of ``--images`` is written in the folder
 ``--data``, to choose the disk. Rows come in a random order, a new one each time. The clock starts
-with the loop, and stops when so many images are in hand, the device waited for.
+with the loop, and stops when all images are in hand, the device waited for.
 
 Before each way the pages of its own file, and no others, are dropped from the page cache; that they
 are gone is checked with mincore(). "a file larger than RAM" is simulated: `cache_bytes` lets the
 Loader hold none or half of the rows, which are in RAM when the clock starts, and it reads the others
 past the page cache.
 
-Limits are bare O_DIRECT reads of as many random rows by 32 and by 64 threads, and one read of the
-file from start to end. Cores are CPU time over the time.
+Limits are one read of the file from start to end, and bare O_DIRECT reads of ``--rows`` random rows
+by 64 threads. Cores are CPU time over the time.
 """
 
 import ctypes
-import functools
 import gc
 import itertools
 import math
@@ -24,6 +23,7 @@ import mmap
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADER_BYTES = ALIGNMENT = 4096
 #: Reads that have memory of their own, as in four batches of 256.
 SLOTS = 1024
-#: The tables.
-FIRST, FITS = "the first rows of a cold file", "whole first epochs of a cold file that fits"
-LARGER = "a file larger than RAM"
-#: The names of limits.
-SEQUENTIAL = "read from start to end"
-DIRECT = {threads: f"bare O_DIRECT, {threads} threads" for threads in (32, 64)}
+#: The tables, and their limits.
+FITS, LARGER = "whole first epochs of a cold file that fits", "a file larger than RAM"
+SEQUENTIAL, THREADS = "read from start to end", 64
+DIRECT = f"bare O_DIRECT, {THREADS} threads"
 _libc = ctypes.CDLL(None, use_errno=True)
 _seeds = itertools.count()
 
@@ -76,7 +74,7 @@ def share_in_ram(path: Path) -> float:
     return float((pages & 1).mean())
 
 
-@functools.cache
+@cache
 def memory_for_reads(slot_bytes: int) -> memoryview:
     """Return memory for `SLOTS` reads, used again and again as a reader of batches does.
 
@@ -88,8 +86,8 @@ def memory_for_reads(slot_bytes: int) -> memoryview:
     return memoryview(memory)
 
 
-def read_directly(path: Path, rows: np.ndarray, row_bytes: int, threads: int) -> int:
-    """Read rows past the page cache with so many threads; return how many.
+def read_directly(path: Path, rows: np.ndarray, row_bytes: int) -> int:
+    """Read rows past the page cache with many threads; return how many.
 
     Each read begins and ends at multiples of `ALIGNMENT`. What is read is kept nowhere. Raises
     OSError on file systems without O_DIRECT.
@@ -108,8 +106,8 @@ def read_directly(path: Path, rows: np.ndarray, row_bytes: int, threads: int) ->
     try:
         # parts of many rows, and enough of them that all threads end at about the same time
         reads = np.stack([starts, sizes, targets], 1)
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(read, np.array_split(reads, min(len(rows), 8 * threads))))
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(read, np.array_split(reads, min(len(rows), 8 * THREADS))))
     finally:
         os.close(descriptor)
     return len(rows)
@@ -160,7 +158,7 @@ def holding(loader: memload.Loader, share: float, count: int) -> dict[str, float
 
 
 def ways(options: Any, folder: Path) -> dict[str, Way]:
-    """Return the limits and the Loaders of all tables."""
+    """Return the limits and the Loaders of both tables."""
     images, row_bytes = options.images, 3 * options.side**2
     path, count = noise_dataset(folder, images, options.side), min(options.rows, images)
 
@@ -168,62 +166,44 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
         given |= {"shuffle": True, "seed": next(_seeds), "device": DEVICE}
         return memload.Loader(path, options.batch, **given)
 
-    def bare(threads: int) -> dict[str, float]:
+    def bare() -> dict[str, float]:
         rows = np.random.default_rng().permutation(images)[:count]
-        return timed(lambda: read_directly(path, rows, row_bytes, threads))
+        return timed(lambda: read_directly(path, rows, row_bytes))
 
-    def rows(**given: Any) -> Way:
-        return cold(path, lambda: timed(functools.partial(first_rows, loader(**given), count)))
+    def epochs(feed: Any) -> dict[str, float]:
+        opened = []
 
-    def epochs(**given: Any) -> Way:
-        def run() -> dict[str, float]:
-            opened = []
+        def first() -> int:  # opens the Loader, as "resident" reads the file there
+            opened.append(loader(feed=feed))
+            return count_images(opened[0])
 
-            def first() -> int:  # opens the Loader, as "resident" reads the file there
-                opened.append(loader(**given))
-                return count_images(opened[0])
+        found = timed(first)
+        second = timed(lambda: count_images(opened[0]))
+        return found | {"second epoch, images/s": second["images/s"]}
 
-            found = timed(first)
-            second = timed(lambda: count_images(opened[0]))
-            return found | {"second epoch, images/s": second["images/s"]}
-
-        return cold(path, run)
-
-    def held(share: float) -> Way:
+    def held(share: float) -> dict[str, float]:
         size = int(share * images * row_bytes)
-        return cold(path, lambda: holding(loader(feed="disk", cache_bytes=size), share, count))
+        return holding(loader(feed="disk", cache_bytes=size), share, count)
 
-    found: dict[str, Way] = {}
-    for table in (FIRST, LARGER) if DEVICE == "cuda" else (FIRST,):
-        for threads, name in DIRECT.items():
-            found[f"{table} › {name}"] = cold(path, functools.partial(bare, threads))
-    found[f"{FITS} › {SEQUENTIAL}"] = cold(
-        path, lambda: timed(lambda: read_sequentially(path, images))
-    )
-    if DEVICE == "cpu":
-        for threads in (2, 8):
-            found[f"{FIRST} › Loader, {threads} threads"] = rows(num_threads=threads)
-        return found | {f"{FITS} › Loader": epochs()}
-    for feed in ("dma", "pinned"):
-        found[f"{FIRST} › {feed}"] = rows(feed=feed)
-    for feed in ("dma", "pinned", "resident"):
-        found[f"{FITS} › {feed}"] = epochs(feed=feed)
-    return found | {
-        f"{LARGER} › disk, nothing held": held(0.0),
-        f"{LARGER} › disk, half held": held(0.5),
+    feeds = ("dma", "pinned", "resident") if DEVICE == "cuda" else ("cpu",)
+    found: dict[str, Way] = {
+        f"{FITS} › {SEQUENTIAL}": lambda: timed(lambda: read_sequentially(path, images)),
+        **{f"{FITS} › {feed}": partial(epochs, feed) for feed in feeds},
+        f"{LARGER} › {DIRECT}": bare,
     }
+    if DEVICE == "cuda":
+        found[f"{LARGER} › disk, nothing held"] = partial(held, 0.0)
+        found[f"{LARGER} › disk, half held"] = partial(held, 0.5)
+    return {name: cold(path, way) for name, way in found.items()}
 
 
 if __name__ == "__main__":
-    on_cpu, on_cuda = ("Loader, 2 threads", "Loader, 8 threads"), ("dma", "pinned")
-    larger = ("disk, nothing held", "disk, half held")
-    limited = [(FIRST, name, DIRECT[64]) for name in (*on_cpu, *on_cuda)]
-    limited += [(FITS, name, SEQUENTIAL) for name in ("Loader", *on_cuda, "resident")]
-    limited += [(LARGER, name, DIRECT[64]) for name in larger]
+    limited = [(FITS, name, SEQUENTIAL) for name in ("cpu", "dma", "pinned", "resident")]
+    limited += [(LARGER, f"disk, {held} held", DIRECT) for held in ("nothing", "half")]
     run_benchmark(
         ways,
-        options={"images": 70_000, "rows": 8192, "side": 224, "batch": 256, "rounds": 5},
-        quick={"images": 20_000, "rounds": 3},
+        options={"images": 20_000, "rows": 8192, "side": 224, "batch": 256, "rounds": 5},
+        quick={"images": 4000, "rounds": 3},
         ratios={
             f"{table} › {name} › of the limit": (
                 f"{table} › {name} › images/s",

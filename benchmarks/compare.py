@@ -23,10 +23,7 @@ Ways that decode in training have three batches a worker, as their rate does not
 """
 
 import contextlib
-import importlib
 import json
-import math
-import os
 import shutil
 import statistics
 import sys
@@ -42,12 +39,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 import memload
 from benchmarks import harness
+from benchmarks.data import EQUAL, Numbered, find_jpegs, planes, psnr
 from benchmarks.harness import CORES, ChildError, move
-from benchmarks.pictures import EQUAL, Numbered, find_jpegs, planes, psnr
 
 SIDE = 224
 IS_CUDA = torch.cuda.is_available()
@@ -113,13 +110,9 @@ def store_memload(job: Job) -> None:
     memload.build(source, job.folder / "out.bin", size=SIDE, progress=False)
 
 
-def read_memload(feed: str, threads: int | None, job: Job) -> Iterable[Any]:
+def read_memload(feed: Any, job: Job) -> Iterable[Any]:
     """Return the Loader."""
-    options: dict[str, Any] = {
-        "device": DEVICE,
-        "feed": feed,
-        "num_threads": threads or job.workers,
-    }
+    options: dict[str, Any] = {"device": DEVICE, "feed": feed, "num_threads": job.workers}
     return memload.Loader(job.folder / "out.bin", job.batch, shuffle=True, **options)
 
 
@@ -210,14 +203,9 @@ def store_litdata(job: Job) -> None:
     """Write chunks of tensors."""
     from litdata import optimize
 
-    options = {
-        "chunk_bytes": "64MB",
-        "num_workers": CORES,
-        "start_method": "fork",
-        "verbose": False,
-    }
+    write: Any = partial(optimize, num_workers=CORES, start_method="fork", verbose=False)
     numbers, folder = list(range(job.count)), str(job.folder / "litdata")
-    optimize(partial(sample_of, job.pixels), numbers, folder, **options)
+    write(partial(sample_of, job.pixels), numbers, folder, chunk_bytes="64MB")
 
 
 def read_litdata(job: Job) -> Iterable[Any]:
@@ -270,32 +258,6 @@ def read_lance(job: Job) -> Iterable[Any]:
     return job.data_loader(rows, collate_fn=unchanged, **context)
 
 
-def store_webdataset(job: Job) -> None:
-    """Put decoded pictures into tar files, several for each worker."""
-    from webdataset import ShardWriter
-
-    (job.folder / "tars").mkdir()
-    pattern, most = str(job.folder / "tars" / "%05d.tar"), math.ceil(job.count / (4 * CORES))
-    with ShardWriter(pattern, maxcount=most, verbose=0) as out:
-        for number, picture in enumerate(job.pixels):
-            out.write({"__key__": f"{number:08d}", "cls": number, "npy": np.asarray(picture)})
-
-
-def pixels_and_label(sample: dict[str, Any]) -> tuple[Any, int]:
-    """Return what WebDataset has read of a sample."""
-    return torch.from_numpy(sample["npy"]), sample["cls"]
-
-
-def read_webdataset(job: Job) -> Iterable[Any]:
-    """Return WebDataset's loader; batches are made in the workers."""
-    import webdataset
-
-    tars = sorted(map(str, (job.folder / "tars").iterdir()))
-    samples = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(500).decode()
-    batches = samples.map(pixels_and_label).batched(job.batch, collation_fn=default_collate)
-    return webdataset.WebLoader(batches, **job.options() | {"batch_size": None})
-
-
 def by_torchvision(path: str) -> torch.Tensor:
     """Decode and resize with torchvision alone, on tensors."""
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
@@ -316,34 +278,29 @@ class Contender:
 
     read: Callable[[Job], Iterable[Any]]
     store: Callable[[Job], None] | None = None
-    modules: str = ""  #: imported before anything is timed
     counts: tuple[int, ...] = (CORES,)  #: of workers
     decodes: bool = False
 
 
 BOTH = (CORES, 0)
+LOADERS = {"memload, Loader": "cpu"}
+if IS_CUDA:
+    LOADERS = {f"memload, Loader, {feed}": feed for feed in ("dma", "pinned")}
 #: What is compared, by its name in the table. The first that is measured is memload's best.
 CONTENDERS = {
-    **(
-        {
-            "memload, Loader, dma": Contender(partial(read_memload, "dma", 1), store_memload),
-            "memload, Loader, pinned": Contender(
-                partial(read_memload, "pinned", None), store_memload
-            ),
-        }
-        if IS_CUDA
-        else {"memload, Loader": Contender(partial(read_memload, "cpu", None), store_memload)}
-    ),
-    "memload, DataLoader + fast_collate": Contender(read_fast_collate, store_memload, counts=(0,)),
-    "FFCV, raw": Contender(read_ffcv, store_ffcv, "ffcv.loader ffcv.writer ffcv.transforms"),
+    **{
+        name: Contender(partial(read_memload, feed), store_memload)
+        for name, feed in LOADERS.items()
+    },
+    "memload, DataLoader + fast_collate": Contender(read_fast_collate, store_memload, (0,)),
+    "FFCV, raw": Contender(read_ffcv, store_ffcv),
     "NumPy memmap, a batch by one index": Contender(read_indexed, counts=BOTH),
     "NumPy memmap, default collate": Contender(read_numpy, counts=BOTH),
-    "tensordict, memory-mapped": Contender(read_tensordict, store_tensordict, "tensordict", BOTH),
-    "LitData, tensors": Contender(read_litdata, store_litdata, "litdata", BOTH),
-    "Lance, lists of pixels": Contender(read_lance, store_lance, "lance", BOTH),
-    "WebDataset, arrays": Contender(read_webdataset, store_webdataset, "webdataset"),
+    "tensordict, memory-mapped": Contender(read_tensordict, store_tensordict, BOTH),
+    "LitData, tensors": Contender(read_litdata, store_litdata, BOTH),
+    "Lance, lists of pixels": Contender(read_lance, store_lance, BOTH),
     "JPEG, DataLoader, torchvision.io": Contender(
-        partial(read_jpegs, by_torchvision), modules="torchvision.io", decodes=True
+        partial(read_jpegs, by_torchvision), decodes=True
     ),
     "JPEG, DataLoader, Pillow": Contender(
         partial(read_jpegs, partial(planes, side=SIDE)), decodes=True
@@ -358,8 +315,6 @@ def serve(title: str, job: Job, seconds: float) -> None:
     """Serve the requests "open" and "round" of the parent."""
     warnings.simplefilter("ignore")
     contender, opened = CONTENDERS[title], []
-    for module in contender.modules.split():
-        importlib.import_module(module)
 
     def open_it() -> dict[str, Any]:
         if contender.store and not (done := job.folder / contender.store.__name__).exists():
@@ -427,7 +382,7 @@ def chosen(options: Any, folder: Path) -> dict[str, tuple[str, Job]]:
     for title, contender in CONTENDERS.items():
         count = 3 * options.batch * CORES if contender.decodes else options.count
         for workers in contender.counts:
-            name = title if workers or len(contender.counts) == 1 else f"{title}, no workers"
+            name = title if workers else f"{title}, no workers"
             if not options.only or any(word.lower() in name.lower() for word in options.only):
                 found[name] = title, Job(folder, count, options.batch, workers)
     return found
@@ -439,9 +394,9 @@ def start(opened: contextlib.ExitStack, title: str, job: Job, options: Any) -> h
     python = next((pythons[word] for word in pythons if word in title), sys.executable)
     # not below the benchmark's folder: sockets are here, whose paths may have 107 characters
     own = opened.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-    path = os.pathsep.join([str(harness.HERE.parent), str(Path(memload.__file__).parents[1])])
-    environment = {"PYTHONPATH": path, "TMPDIR": own, "DATA_OPTIMIZER_CACHE_FOLDER": f"{own}/1"}
-    environment["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = f"{own}/2"
+    environment = {"PYTHONPATH": harness.python_path(), "TMPDIR": own}
+    for number, folder in enumerate(("CACHE_FOLDER", "DATA_CACHE_FOLDER")):
+        environment[f"DATA_OPTIMIZER_{folder}"] = f"{own}/{number}"
     described = json.dumps(asdict(job), default=str)
     command = [python, "-m", "benchmarks.compare", "--serve", title, described, options.seconds]
     ask = opened.enter_context(harness.child(command, options.timeout, **environment))
@@ -479,7 +434,7 @@ def measure(options: Any, folder: Path) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Run the benchmark."""
-    options = harness.parse_options(OPTIONS, {"rounds": 3, "seconds": 0.1})
+    options = harness.parse_options(OPTIONS, {"count": 1536, "rounds": 3, "seconds": 0.1})
     options.count = max(options.count, 3 * options.batch * CORES)
     with tempfile.TemporaryDirectory(dir=options.data, prefix="memload-benchmark-") as folder:
         parameters = write_pictures(options, Path(folder))

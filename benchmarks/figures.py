@@ -19,7 +19,7 @@ begins with a mark, as Markdown would end the paragraph there.
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -39,11 +39,9 @@ TITLES = {
     "transforms": "Transforms",
     "cold": "Files that are not in RAM",
     "build": "Building",
-    "fidelity": "Pixels and losses beside those of the files",
-    "async_prefetch": "Prefetching batches of another DataLoader",
-    "collate": "Collating",
-    "shards": "Many shards",
-    "opening": "Opening a data set",
+    "accuracy": "What a network learns from stored squares",
+    "copying": "Copying a data set",
+    "dry_run": "The time that a dry run predicts",
 }
 #: Parameters that make two runs of a benchmark two results, not an old one and a new one.
 VARIANTS = ("fast", "ranks", "model", "epochs")
@@ -55,6 +53,8 @@ BARS = {
     "Loader, dma": "Loader, dma: copy engines fetch",
     "one copy": "limit: one copy of such a batch",
 }
+#: Of a table in RESULTS.md; figures of more kinds are one below the other.
+MOST_COLUMNS = 8
 BLUE, GREY = "#2f6fde", "#afb8c1"
 
 Line = dict[str, Any]
@@ -213,7 +213,7 @@ def results_page(lines: list[Line]) -> str:
         "The newest run of each benchmark. Figures are medians, with the quartiles in parentheses. Compare figures only "
         "within a table: other tables are from other runs. [Performance](../docs/performance.md) shows the most important "
         "ones, and `python benchmarks/figures.py` writes both pages from [`results/`](results).",
-        "\n".join(["| | measured on |", "| --- | --- |", *map(contents, by_name.values())]),
+        table(("", "measured on"), map(contents, by_name.values())),
     ]
     for name, some in by_name.items():
         parts.append(f"## {TITLES.get(name, name)}")
@@ -222,12 +222,11 @@ def results_page(lines: list[Line]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def contents(some: list[Line]) -> str:
+def contents(some: list[Line]) -> tuple[str, str]:
     """Return the row of the table of contents about a benchmark."""
     title = TITLES.get(some[0]["benchmark"], some[0]["benchmark"])
     anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-    sources = "; ".join(dict.fromkeys(map(source, some)))
-    return f"| [{title}](#{anchor}) | {sources} |"
+    return f"[{title}](#{anchor})", "; ".join(dict.fromkeys(map(source, some)))
 
 
 def section(line: Line) -> Iterator[str]:
@@ -236,64 +235,39 @@ def section(line: Line) -> Iterator[str]:
     if "partial" in line:
         yield f"A shorter run than usual: {', '.join(line['partial'])}."
     yield from line.get("remarks", ())
-    yield from itertools.starmap(table, tables(line["results"]))
+    yield table(*rows_of(dict(leaves(line["results"]))))
     facts = {"commit": line["commit"], **line["parameters"], **line["versions"]}
     facts |= {"GPU driver": line["machine"]["driver"]} if "driver" in line["machine"] else {}
     yield f"<small>{', '.join(f'{name} {value}' for name, value in facts.items())}</small>"
 
 
-def is_spread(value: Any) -> bool:
-    """Tell whether a value is a median with quartiles."""
-    return isinstance(value, dict) and "median" in value
+def leaves(results: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each figure, as marks have it, and the figure."""
+    for name, value in results.items():
+        if isinstance(value, dict) and "median" not in value:
+            yield from leaves(value, f"{path}{name} › ")
+        else:
+            yield f"{path}{name}", cell(value)
 
 
-def tables(
-    results: dict[str, Any], title: str = ""
-) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
-    """Yield titles and rows: names on the same level that have values below them are one table."""
-    rows = {
-        name: value
-        for name, value in results.items()
-        if isinstance(value, dict) and not is_spread(value)
-    }
-    leaves = {name: {"": value} for name, value in results.items() if name not in rows}
-    if leaves:
-        yield title, leaves
-    deep = [
-        name
-        for name, row in rows.items()
-        if any(isinstance(v, dict) and not is_spread(v) for v in row.values())
-    ]
-    flat = {name: row for name, row in rows.items() if name not in deep}
-    columns = {column for row in flat.values() for column in row}
-    if len(columns) > 2 * max(map(len, flat.values()), default=0):  # they have little in common
-        deep, flat = [*rows], {}
-    if flat:
-        yield title, flat
-    for name in deep:
-        yield from tables(rows[name], f"{title} › {name}" if title else name)
+def rows_of(found: dict[str, str]) -> tuple[list[str], Iterable[Sequence[str]]]:
+    """Return columns and rows: one column for each last part of a path, if these are few."""
+    ends = list(dict.fromkeys(path.rpartition(" › ")[2] for path in found))
+    if len(ends) > MOST_COLUMNS or not all(" › " in path for path in found):
+        return ["", "median (quartiles)"], found.items()
+    rows = dict.fromkeys(path.rpartition(" › ")[0] for path in found)
+    return ["", *ends], ([row, *(found.get(f"{row} › {end}", "") for end in ends)] for row in rows)
 
 
-def table(title: str, rows: dict[str, dict[str, Any]]) -> str:
-    """Return rows of values as Markdown."""
-    columns = list(
-        dict.fromkeys(column for row in rows.values() for column in row if column != "error")
-    )
-    lines = [["", *columns], ["---"] * (1 + len(columns))]
-    for name, row in rows.items():
-        cells = [cell(row[column]) if column in row else "" for column in columns]
-        if "error" in row:
-            cells[:1] = [f"not measured: {row['error']}"]
-        lines.append([name.replace("|", "\\|"), *cells])
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"**{title}**\n\n{text}" if title else text
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return rows as Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(value: Any) -> str:
-    """Return a value in a few characters."""
-    if isinstance(value, list):
-        return f"{number(value[0])} → {number(value[-1])}, {len(value)} values"
-    if not is_spread(value) or value["repeats"] == 1:
+    """Return a figure in a few characters."""
+    if not isinstance(value, dict) or value["repeats"] == 1:
         return number(median(value))
     low, high = (number(value[f"{side}_quartile"]) for side in ("lower", "upper"))
     return f"{number(value['median'])} ({low} to {high})"

@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import platform
 import re
+import resource
 import select
 import shlex
 import signal
@@ -37,7 +38,7 @@ HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 PACKAGES = (
     *("numpy", "torch", "torchvision", "triton", "pillow", "jpeg4py", "simplejpeg", "safetensors"),
-    *("kornia", "ffcv", "tensordict", "litdata", "webdataset", "pylance"),
+    *("kornia", "ffcv", "tensordict", "litdata", "pylance", "pyarrow"),
 )
 #: The number of rounds from which on quartiles say something.
 ENOUGH_ROUNDS = 3
@@ -79,7 +80,7 @@ def run_benchmark(
         folder = given.data or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         if given.serve:
-            serve(ways(given, folder), rounds=given.rounds, ratios=ratios, machine=machine())
+            serve(ways(given, folder), rounds=given.rounds, ratios=ratios)
             return
         found = with_ratios(measure(ways(given, folder), given.rounds), ratios)
     if os.environ.get("RANK", "0") != "0":  # set by torchrun; rank 0 records
@@ -239,9 +240,8 @@ def child(command: Sequence[object], timeout: float, **environment: str) -> Iter
                 return json.loads(line)
             status = process.wait()
             stderr.seek(0)
-            raise ChildError(
-                (stderr.read().splitlines() or [f"It ended with status {status}."])[-1]
-            )
+            lines = [f"It ended with status {status}.", *stderr.read().split("\n")]
+            raise ChildError([line for line in lines if line.strip()][-1])
 
         try:
             yield ask
@@ -261,15 +261,28 @@ def without_folders(text: str) -> str:
     return re.sub(r"(?:/[^\s/:'\"]+)+/", "", text)[:200]
 
 
-def run_python(*arguments: object) -> str:
+def python_path() -> str:
+    """Return where a new process finds the memload that is measured, then the benchmarks."""
+    own = [str(Path(memload.__file__).parents[1]), str(HERE.parent)]
+    return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def run_python(*arguments: object, **environment: str) -> str:
     """Run Python in a new process, with the memload that is measured; return what it prints."""
     return subprocess.run(
         [sys.executable, "-P", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(Path(memload.__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": python_path()} | environment,
         stdout=subprocess.PIPE,
         text=True,
+        timeout=580,
         check=True,
     ).stdout
+
+
+def cpu_of_children() -> float:
+    """Return the CPU time of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 # Ways
@@ -299,7 +312,7 @@ def rate_behind(
     def way() -> float:
         torch = sys.modules["torch"]
         count, seconds = 0, 0.0
-        while not count or seconds < least_seconds:
+        while not seconds or seconds < least_seconds:
             wait_for_device()
             start = time.perf_counter()
             for number, batch in enumerate(batches(), 1):
@@ -311,6 +324,8 @@ def rate_behind(
                     start = time.perf_counter()
             wait_for_device()
             seconds += time.perf_counter() - start
+            if not count:
+                sys.exit(f"An epoch has at most {untimed} batches, which are not timed. Take more.")
         return count / seconds
 
     return way
@@ -370,14 +385,6 @@ def cpu_seconds() -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def need_cuda(otherwise: str) -> None:
-    """End the process where there is no GPU, with a message that ends with what to do otherwise."""
-    import torch
-
-    if not torch.cuda.is_available():
-        sys.exit(f"There is no CUDA device. {otherwise}")
-
-
 # The line in results/
 
 
@@ -387,19 +394,17 @@ def record(
     results: Mapping[str, Any],
     parameters: Mapping[str, Any],
     left_out: Sequence[str] = (),
-    measured_on: dict[str, Any] | None = None,
 ) -> None:
     """Print results, and append them to ``results/BENCHMARK.jsonl`` unless it is a dry run.
 
     ``left_out`` names the options that made less of the run, which is then recorded as partial.
-    ``measured_on`` is `machine()` of the process that measured, if that was another one.
     """
     line = {
         "benchmark": benchmark,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         # from the environment where the tree was copied to another machine without its history
         "commit": os.environ.get("BENCHMARK_COMMIT") or commit(HERE),
-        "machine": measured_on or machine(),
+        "machine": machine(),
         "versions": versions(),
         "parameters": parameters,
         "results": results,

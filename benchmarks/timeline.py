@@ -4,7 +4,7 @@
 
 Both are of one run under torch.profiler, and at one scale. The steps, the file and the transform are
 the same; only what feeds the steps differs. On a GPU it is ResNet-50 with batches of 256 and the feed
-`dma`, and the rows of the GPU's streams are below those of the threads. On a CPU it is a small network
+`dma`, and the rows of the GPU's streams are below those of the threads. On a CPU it is one convolution
 with batches of 32, on one thread; the Loader has one more. The profiler slows both down: see what
 overlaps, and measure with training.py.
 """
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 import memload
 from benchmarks.data import noise_dataset
 from benchmarks.harness import settle
-from benchmarks.training import Training, convolutions, make_model
+from benchmarks.training import Training, make_model
 from memload import transforms
 
 WARM_UP, PROFILED = 10, 25
@@ -190,7 +190,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     if not IS_CUDA:
         torch.set_num_threads(1)
-    batch, model = (256, make_model("resnet50")) if IS_CUDA else (32, convolutions(16))
+    batch, model = (256, make_model("resnet50")) if IS_CUDA else (32, make_model("stem"))
     training = Training(model, DEVICE)
     crop = transforms.train(224, dtype=torch.bfloat16 if IS_CUDA else torch.float32)
     with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as folder:

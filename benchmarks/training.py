@@ -2,26 +2,22 @@
 
     python -m benchmarks.training train_step --model resnet18
     python -m benchmarks.training inference
-    python -m benchmarks.training async_prefetch
 
 Batches of 256 images of 224×224, bfloat16, channels-last, pages warm. All ways normalise on the
-device and end in bfloat16. ``--toy`` shows on a CPU that all of it runs: few small pictures, and one
-convolution.
+device and end in bfloat16. Without a GPU, or with ``--toy``, it shows that all of it runs: few small
+pictures, and one convolution.
 
 - train_step: SGD, not compiled, random order. Synthetic is the same step on one normalised batch that
   stays on the device, at the beginning of each round and at its end; a share is of the first. Beside
-  the `Loader` with each feed are torch's DataLoader over `MemmapDataset` with `fast_collate` and page-locked memory,
-  with as many workers as cores and without any, also in memload's prefetchers; and one that decodes,
-  resizes and crops JPEGs by Pillow: those below ``--jpegs``, or 64 made ones of ImageNet's sizes.
-- inference: without gradients, in order, with a network that is eager, compiled, and compiled and
+  the `Loader` with each feed are torch's DataLoader over `MemmapDataset` with `fast_collate` and
+  page-locked memory, with as many workers as cores and without any, also in `CudaPrefetcher`;
+  and one that decodes, resizes and crops JPEGs by Pillow: those below ``--jpegs``, or 64 made ones of
+  ImageNet's sizes.
+- inference: without gradients, in order, with a network that is eager, and one that is compiled and
   captured as a CUDA graph. The graph reads static buffers, which the Loader has, too.
-- async_prefetch: milliseconds of each step, when batches are loaded in the loop and when
-  `CudaPrefetcher` loads two ahead on a stream of its own. They come from a DataLoader without
-  workers, and are normalised on the device. Loading that is hidden completely takes as long as the
-  slower of loading and training alone.
 
 In a round each way has a turn of as many steps as take ``--seconds``; with workers, it is at least
-four batches of each. The first steps of a turn are not timed: a quarter of the others, or with
+two batches of each. The first steps of a turn are not timed: a quarter of the others, or with
 workers one batch of each, so that batches made before the clock starts do not count. When the clock
 stops, workers have two more batches each to make, as within an epoch. Cores: CPU time of feeding over
 the time of the timed steps. Feeding is what the training thread does to ask for a batch, all other
@@ -43,23 +39,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import memload
-from benchmarks.data import noise_dataset
+from benchmarks.data import Numbered, find_jpegs, noise_dataset, planes
 from benchmarks.harness import (
     CORES,
     Way,
     cpu_seconds,
     move,
-    need_cuda,
     run_one_of,
     settle,
-    wait_for_device,
 )
-from benchmarks.pictures import Numbered, find_jpegs, planes
 from memload import transforms
 
 MODELS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "stem": "stem"}
 FEEDS = ("dma", "pinned", "resident")
-KINDS = ("eager", "compiled", "captured")
+KINDS = ("eager", "captured")
 NORMALISE = transforms.Compose(
     [transforms.Normalize("imagenet"), transforms.ToDtype(torch.bfloat16)]
 )
@@ -174,7 +167,7 @@ class Feeding:
             steps *= 2
             rate, _, seconds = self._run(steps)
         batches_each = round(self.seconds * rate / self.training.shape[0] / self.workers)
-        self.steps = self.workers * max(4, batches_each)
+        self.steps = self.workers * max(2, batches_each)
 
     def _run(self, steps: int) -> tuple[float, float, float]:
         """Train for some steps; return images a second, cores and seconds."""
@@ -234,14 +227,11 @@ def in_loader(path: Path, batch: int, device: torch.device, feed: str, **options
 
 
 def in_data_loader(
-    dataset: Any,
-    training: Training,
-    workers: int,
-    around: Any = None,
+    dataset: Any, training: Training, workers: int, *, prefetched: bool = False
 ) -> tuple[Begin, int]:
-    """Return torch's DataLoader with something around it, and its number of workers or 1.
+    """Return the batches of torch's DataLoader, and its number of workers or 1.
 
-    Without anything, batches are moved to the device and normalised in the loop.
+    They are moved to the device and normalised in the loop, or in `memload.CudaPrefetcher`.
     """
     random = np.random.default_rng(0)
     chosen: list[int] = []  # exactly the samples of a turn, so that workers are idle in others'
@@ -256,15 +246,11 @@ def in_data_loader(
         pin_memory=device.type == "cuda",
     )
 
-    def in_loop(batches: Iterable[Any]) -> Iterator[Any]:
-        for images, labels in move(batches, device):
-            yield NORMALISE(images), labels
-
     def begin(batches: int) -> Iterator[Any]:
         chosen[:] = random.integers(0, len(dataset), batches * batch).tolist()
-        if around is memload.CudaPrefetcher:
-            return iter(around(loader, device=device, transform=NORMALISE))
-        return in_loop(around(loader) if around else loader)
+        if prefetched:
+            return iter(memload.CudaPrefetcher(loader, device=device, transform=NORMALISE))
+        return ((NORMALISE(images), labels) for images, labels in move(loader, device))
 
     return begin, max(1, workers)
 
@@ -272,8 +258,8 @@ def in_data_loader(
 def setting(options: Any) -> tuple[torch.device, tuple[int, ...], tuple[str, ...]]:
     """Return the device, the shape of batches, and the feeds."""
     torch.backends.cudnn.benchmark = True
+    options.toy |= not torch.cuda.is_available()
     if not options.toy:
-        need_cuda("--toy shows on a CPU that all of it runs.")
         return torch.device("cuda", torch.cuda.current_device()), (256, 3, 224, 224), FEEDS
     torch.set_num_threads(1)  # the others would be taken for feeding
     options.model, options.images, options.seconds = "stem", min(400, options.images), 0.05
@@ -293,21 +279,15 @@ def train_step(options: Any, folder: Path) -> dict[str, Way]:
     made: dict[str, tuple[Begin, int]] = {"synthetic": (synthetic(shape, device), 1)}
     for feed in feeds:
         made[f"Loader, {feed}"] = in_loader(path, batch, device, feed, shuffle=True), 1
-    if not options.quick:
-        mapped = memload.MemmapDataset(path)
-        jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if options.toy else 64)
-        decoded = Numbered(jpegs[:1000], partial(planes, side=side))
-        made |= {
-            "DataLoader": in_data_loader(mapped, training, options.workers),
-            "DataLoader, no workers": in_data_loader(mapped, training, 0),
-            "the same in ThreadPrefetcher": in_data_loader(
-                mapped, training, 0, memload.ThreadPrefetcher
-            ),
-            "the same in CudaPrefetcher": in_data_loader(
-                mapped, training, 0, memload.CudaPrefetcher
-            ),
-            "JPEGs in a DataLoader": in_data_loader(decoded, training, options.workers),
-        }
+    mapped = memload.MemmapDataset(path)
+    jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if options.toy else 64)
+    decoded = Numbered(jpegs[:1000], partial(planes, side=side))
+    made |= {
+        "DataLoader": in_data_loader(mapped, training, options.workers),
+        "DataLoader, no workers": in_data_loader(mapped, training, 0),
+        "the same in CudaPrefetcher": in_data_loader(mapped, training, 0, prefetched=True),
+        "JPEGs in a DataLoader": in_data_loader(decoded, training, options.workers),
+    }
     made["synthetic, again"] = made["synthetic"]
     return {name: Feeding(training, *way, options.seconds) for name, way in made.items()}
 
@@ -334,57 +314,6 @@ def inference(options: Any, folder: Path) -> dict[str, Way]:
     return found
 
 
-def step_time(
-    batches: Callable[[], Iterable[Any]], step: Callable[[Tensor, Tensor], object]
-) -> Way:
-    """Return a way that measures a step of an epoch."""
-
-    def way() -> dict[str, float]:
-        wait_for_device()
-        start, steps = time.perf_counter(), 0
-        for images, labels in batches():
-            step(images, labels)
-            steps += 1
-        wait_for_device()
-        return {"time (ms)": 1000 * (time.perf_counter() - start) / steps}
-
-    return way
-
-
-def convolutions(scale: int = 1) -> nn.Module:
-    """Return six convolutions and what makes classes of them, with so many times fewer filters."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 64 // scale, 7, 2), nn.ReLU()]
-    for before, after in itertools.pairwise((64, 64, 128, 128, 256, 256)):
-        step = 1 + (after > before)
-        layers += [nn.Conv2d(before // scale, after // scale, 3, step, 1), nn.ReLU()]
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256 // scale, 1000)]
-    return nn.Sequential(*layers)
-
-
-def async_prefetch(options: Any, folder: Path) -> dict[str, Way]:
-    """Return the bounds, and batches that are loaded in the loop and ahead of it."""
-    device, (batch, _, side, _), _ = setting(options)
-    pictures = torch.randint(0, 256, (1024, 3, side, side), dtype=torch.uint8)
-    samples = [(pictures[n % 1024], n % 1000) for n in range(options.batches * batch)]
-    pin = device.type == "cuda"
-    loader = DataLoader(samples, batch, collate_fn=memload.fast_collate, pin_memory=pin)
-    step = Training(convolutions(16 if options.toy else 1), device).step
-
-    def in_loop() -> Iterator[Any]:
-        for images, labels in move(loader, device):
-            yield NORMALISE(images), labels
-
-    same = [next(in_loop())] * options.batches
-    ahead = memload.CudaPrefetcher(loader, device=device, transform=NORMALISE)
-    ways = {
-        "loading alone": step_time(in_loop, lambda *_: None),
-        "training alone": step_time(lambda: same, step),
-        "synchronous": step_time(in_loop, step),
-        "CudaPrefetcher": step_time(lambda: ahead, step),
-    }
-    return {f"DataLoader › {name}": way for name, way in ways.items()}
-
-
 def shares(names: Iterable[str], limit: Callable[[str], str]) -> dict[str, tuple[str, str]]:
     """Return the ratios of ways and of no loading."""
     return {
@@ -396,7 +325,7 @@ def shares(names: Iterable[str], limit: Callable[[str], str]) -> dict[str, tuple
 if __name__ == "__main__":
     fed = [f"Loader, {feed}" for feed in ("cpu", *FEEDS)]
     fed += ["DataLoader", "DataLoader, no workers", "JPEGs in a DataLoader", "synthetic, again"]
-    fed += ["the same in ThreadPrefetcher", "the same in CudaPrefetcher"]
+    fed += ["the same in CudaPrefetcher"]
     predicted = [f"{name}, {kind}" for name in ("Loader", "JPEGs") for kind in KINDS]
     usual: dict[str, Any] = {
         "model": tuple(MODELS),
@@ -408,7 +337,7 @@ if __name__ == "__main__":
         "toy": False,
     }
     same: dict[str, Any] = {
-        "quick": {"images": 10_000, "rounds": 4},
+        "quick": {"images": 10_000, "rounds": 3},
         "facts": {"pages": "warm", "batch": 256},
     }
     run_one_of({
@@ -423,10 +352,5 @@ if __name__ == "__main__":
             "options": usual,
             "ratios": shares(predicted, lambda name: f"synthetic, {name.split(', ')[1]}"),
             **same,
-        },
-        "async_prefetch": {
-            "ways": async_prefetch,
-            "options": {**usual, "batches": 60},
-            "quick": {"batches": 30, "rounds": 3},
         },
     })  # fmt: skip

@@ -2,20 +2,18 @@
 
     python -m benchmarks.transforms --only recipes
 
-Images a second, of calls one after another, with the host's part; or, "on the device", without it.
-Images are uint8 and channels-last, as a Loader has them; an image counts once for all its views.
+Images a second, of calls one after another, with the host's part. Images are uint8 and channels-last,
+as a Loader has them; an image counts once for all its views.
 
-On the CPU operations stand beside torchvision v2, if it is installed, which is called for each sample,
-both with one thread and 64 images. On CUDA the basic recipe stands beside torchvision v2 and Kornia,
-with a draw for every sample where they can, and operations beside torchvision v2 with one draw for the
-batch. As in a Loader, memload's calls are for parts of stretches of samples, which it plans at once;
-"a call by itself" is given its samples and cannot share work with the next. ``--only`` takes the
-figures whose names contain one of its words.
+The basic recipe stands beside torchvision v2 and Kornia, if they are installed, with a draw for every
+sample where they can, and operations beside torchvision v2 with one draw for the batch. As in a
+Loader, memload's calls are for parts of stretches of samples, which it plans at once; "a call by
+itself" is given its samples and cannot share work with the next. ``--only`` takes the figures whose
+names contain one of its words.
 """
 
 import functools
 import itertools
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,16 +37,14 @@ BILINEAR, BICUBIC = 2, 3
 A_BATCH, A_SAMPLE = "torchvision v2, one draw a batch", "torchvision v2, one draw a sample"
 #: The tables.
 RECIPES = "recipes, of pictures of 256×256 or 32×32"
-OPERATIONS = "operations, 224×224" + ", one thread" * (not IS_CUDA)
+OPERATIONS = "operations, 224×224"
 TRIVIAL = "TrivialAugmentWide, resized crop, flip, normalise"
 CROP, PADDED = "resized crop, flip, normalise", "padded crop, flip, normalise, 32"
 #: memload plans for so many samples at once. A measurement is of so many or a multiple, so that its
 #: share of planning does not depend on when it begins.
 SAMPLES_PER_PLAN = 8192
-#: Images of each call of an operation on the CPU, where torchvision takes 10 ms for some.
-FEW = 64
-
-Calls = dict[str, Callable[[], Any]]
+#: What is called, and for how many images, by the name of its figure.
+Calls = dict[str, tuple[Callable[[], Any], int]]
 
 
 def operations(of: Any) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -97,23 +93,17 @@ def torchvision_v2() -> Any:
     return v2
 
 
-def each(transform: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Call a transform of torchvision for each image, as it draws once a call."""
-    return torch.stack([transform(image) for image in images])
-
-
 def crops_of_others(images: Tensor) -> Calls:
     """Return the resized crop, flip, normalise and cast of other libraries, where installed."""
-    calls: Calls = {}
+    calls: dict[str, Callable[[], Any]] = {}
     if v2 := torchvision_v2():
         steps = [v2.RandomResizedCrop(224), v2.RandomHorizontalFlip()]
-        trivial = v2.TrivialAugmentWide(interpolation=BILINEAR)
         ends = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-        with_trivial = v2.Compose([*steps, trivial, *ends])
-        calls[f"{TRIVIAL} › {A_BATCH}"] = lambda: with_trivial(images).bfloat16()
+        trivial = v2.Compose([*steps, v2.TrivialAugmentWide(interpolation=BILINEAR), *ends])
+        calls[f"{TRIVIAL} › {A_BATCH}"] = lambda: trivial(images).bfloat16()
         theirs = v2.Compose([*steps, *ends])
         calls[A_BATCH] = lambda: theirs(images).bfloat16()
-        calls[A_SAMPLE] = lambda: each(theirs, images).bfloat16()
+        calls[A_SAMPLE] = lambda: torch.stack([theirs(image) for image in images]).bfloat16()
     if find_spec("kornia"):
         import kornia.augmentation as kornia
 
@@ -123,7 +113,7 @@ def crops_of_others(images: Tensor) -> Calls:
             kornia.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
         )
         calls["kornia"] = lambda: kornias(images / 255).bfloat16()
-    return calls
+    return {name: (call, len(images)) for name, call in calls.items()}
 
 
 # What is called
@@ -136,9 +126,10 @@ def random_images(batch: int, side: int) -> Tensor:
 
 
 def in_stretches(
-    transform: transforms.Compose, images: Tensor, columns: dict[str, Tensor] | None = None
-) -> Callable[[], Any]:
+    steps: Any, images: Tensor, columns: dict[str, Tensor] | None = None
+) -> tuple[Callable[[], Any], int]:
     """Return what transforms the next batch of 2^15 samples, then of as many others."""
+    transform = transforms.Compose(steps) if isinstance(steps, list) else steps
 
     def batches() -> Iterator[Any]:
         for epoch in itertools.count():
@@ -146,104 +137,54 @@ def in_stretches(
             for start in range(0, (1 << 15) - len(images) + 1, len(images)):
                 yield prepared(images, columns, start, start + len(images))
 
-    return batches().__next__
+    return batches().__next__, len(images)
 
 
-def on_one_thread(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a call for which torch has one thread."""
-
-    def on_one() -> Any:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        result = call()
-        torch.set_num_threads(threads)
-        return result
-
-    return on_one
-
-
-def on_cpu(batch: int) -> Calls:
-    """Return recipes, and operations on one thread beside torchvision's."""
-    large, small, few = random_images(batch, 256), random_images(batch, 32), random_images(FEW, 224)
-    padded = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
-    padded.append(transforms.Normalize("imagenet"))
-    calls: Calls = {
-        f"{CROP}, 256": in_stretches(transforms.train(224), large),
-        PADDED: in_stretches(transforms.Compose(padded), small),
-    }
-    v2, contiguous = torchvision_v2(), few.contiguous()
-    theirs = operations(v2) if v2 else {}
-    for name, operation in operations(transforms).items():
-        ours = in_stretches(transforms.Compose([operation]), few)
-        calls[f"{OPERATIONS} › {name} › memload"] = on_one_thread(ours)
-        if (
-            v2
-        ):  # its faster layout: channels-last takes 0.82 of the time for crops, up to 5 times else
-            images = few if name.startswith("RandomResizedCrop") else contiguous
-            their = functools.partial(each, theirs[name], images)
-            calls[f"{OPERATIONS} › {name} › {A_SAMPLE}"] = on_one_thread(their)
-    return calls
-
-
-def on_cuda(batch: int) -> Calls:
-    """Return recipes and operations, beside a copy of as many bytes and other libraries."""
-    images, large, small = (random_images(batch, side) for side in (224, 256, 32))
+def recipes_alone(batch: int) -> Calls:
+    """Return memload's recipes."""
+    large, small = random_images(batch, 256), random_images(batch, 32)
     train, numbers = transforms.train(224, dtype=torch.bfloat16), np.arange(batch)
-    # The recipe reads 1 byte and writes 2 a pixel; a copy reads and writes half of that each.
-    shape = batch, images[0].numel() * 3 // 2
-    bytes_read, written = (torch.empty(shape, dtype=torch.uint8, device="cuda") for _ in range(2))
-    calls: Calls = {
-        "copy": lambda: written.copy_(bytes_read),
-        CROP: in_stretches(train, large),
-        f"{CROP}, a call by itself": lambda: train(large, samples=numbers),
-        **crops_of_others(large),
-    }
     trivial = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
     trivial += [transforms.TrivialAugmentWide(interpolation=BILINEAR)]
     trivial += [transforms.Normalize("imagenet"), transforms.ToDtype(torch.bfloat16)]
-    calls[f"{TRIVIAL} › memload"] = in_stretches(transforms.Compose(trivial), large)
-    labels = {"label": torch.randint(0, 1000, (batch,), device="cuda")}
-    for name, (recipe, side) in named_recipes().items():
-        stored = small if side == 32 else large
-        calls[f"{RECIPES} › {name} › memload"] = in_stretches(recipe, stored, labels)
-    v2 = torchvision_v2()
+    labels = {"label": torch.randint(0, 1000, (batch,), device=DEVICE)}
+    return {
+        CROP: in_stretches(train, large),
+        f"{CROP}, a call by itself": (lambda: train(large, samples=numbers), batch),
+        f"{TRIVIAL} › memload": in_stretches(trivial, large),
+        **{
+            f"{RECIPES} › {name} › memload": in_stretches(
+                recipe, small if side == 32 else large, labels
+            )
+            for name, (recipe, side) in named_recipes().items()
+        },
+    }
+
+
+def all_calls(batch: int) -> Calls:
+    """Return everything: on the CPU, recipes only as a Loader without a GPU would use them."""
+    large = random_images(batch, 256)
+    if IS_CUDA:
+        calls = recipes_alone(batch)
+    else:
+        padded = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+        padded.append(transforms.Normalize("imagenet"))
+        calls = {
+            f"{CROP}, 256": in_stretches(transforms.train(224), large),
+            PADDED: in_stretches(padded, random_images(batch, 32)),
+        }
+    calls |= crops_of_others(large)
+    v2, images = torchvision_v2(), random_images(batch if IS_CUDA else min(64, batch), 224)
     theirs = operations(v2) if v2 else {}
     for name, operation in operations(transforms).items():
-        calls[f"{OPERATIONS} › {name} › memload"] = in_stretches(
-            transforms.Compose([operation]), images
-        )
+        calls[f"{OPERATIONS} › {name} › memload"] = in_stretches([operation], images)
         if v2:
-            calls[f"{OPERATIONS} › {name} › {A_BATCH}"] = functools.partial(theirs[name], images)
+            their = functools.partial(theirs[name], images)
+            calls[f"{OPERATIONS} › {name} › {A_BATCH}"] = their, len(images)
     return calls
 
 
 # How it is measured
-
-
-def rate_on_device(call: Callable[[], Any], batch: int) -> float:
-    """Return images a second of calls that are all queued before the GPU begins the first.
-
-    There are ten, or as many as the host queues in 4 ms: the GPU's queue has room for some 1,000
-    kernels, and the host takes 4 µs for each. A copy keeps the GPU busy meanwhile. Calls that are
-    slower than that, or wait for the GPU, wait for the host.
-    """
-    source, target = torch.empty((2, 1 << 29), dtype=torch.uint8, device="cuda")
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    call()
-    seconds = time.perf_counter() - began
-    count = min(10, max(1, int(0.004 / seconds)))
-    # A copy takes 0.25 ms. In up to 10 of 32 measurements the next samples are planned, which may
-    # take longer than the copies. Medians leave these out.
-    for _ in range(math.ceil((2 * count * seconds + 0.003) / 0.00025)):
-        target.copy_(source)
-    start.record()
-    for _ in range(count):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return count * batch / (start.elapsed_time(end) / 1000)
 
 
 def repeated(call: Callable[[], Any], batch: int, repeats: int) -> int:
@@ -254,28 +195,24 @@ def repeated(call: Callable[[], Any], batch: int, repeats: int) -> int:
 
 
 def ways(options: Any, folder: Path) -> dict[str, Way]:
-    """Return what is called, on CUDA with and without the host's part."""
-    calls = on_cuda(options.batch) if IS_CUDA else on_cpu(options.batch)
-    if options.only:
-        calls = {
-            name: call for name, call in calls.items() if any(word in name for word in options.only)
-        }
-        if not calls:
-            sys.exit(f"No name contains one of {options.only}. Give other words to --only.")
+    """Return what is called, again and again."""
+    calls = {
+        name: call
+        for name, call in all_calls(options.batch).items()
+        if not options.only or any(word in name for word in options.only)
+    }
+    if not calls:
+        sys.exit(f"No name contains one of {options.only}. Give other words to --only.")
     found: dict[str, Way] = {}
-    for name, call in calls.items():
-        batch = FEW if name.startswith(OPERATIONS) and not IS_CUDA else options.batch
-        is_ours = IS_CUDA and "torchvision" not in name and "kornia" not in name
-        run = functools.partial(repeated, call, batch, SAMPLES_PER_PLAN // batch if is_ours else 1)
-        found[f"{name}, images/s"] = rate(run, 0.02 if is_ours else 0.05)
-        if is_ours:
-            found[f"{name}, on the device, images/s"] = functools.partial(
-                rate_on_device, call, batch
-            )
+    for name, (call, batch) in calls.items():
+        is_ours = "torchvision" not in name and "kornia" not in name
+        repeats = SAMPLES_PER_PLAN // batch if IS_CUDA and is_ours else 1
+        run = functools.partial(repeated, call, batch, repeats)
+        found[f"{name}, images/s"] = rate(run, 0.05)
     # compiled, and with all memory that it takes, before the first round
     warm_until = time.perf_counter() + 2
     while IS_CUDA and time.perf_counter() < warm_until:
-        for call in calls.values():
+        for call, _ in calls.values():
             call()
         torch.cuda.synchronize()
     return found
@@ -283,14 +220,15 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
 
 def times() -> dict[str, tuple[str, str]]:
     """Return the ratios of times, which are those of rates the other way round."""
-    pairs = [(name, CROP) for name in (A_BATCH, A_SAMPLE, "kornia")]
+    crop = CROP if IS_CUDA else f"{CROP}, 256"
     ratios = {
-        f"time: {one} / {other}": (f"{other}, images/s", f"{one}, images/s") for one, other in pairs
+        f"time: {other} / {crop}": (f"{crop}, images/s", f"{other}, images/s")
+        for other in (A_BATCH, A_SAMPLE, "kornia")
     }
-    for name, theirs in itertools.product(operations(transforms), (A_BATCH, A_SAMPLE)):
+    for name in operations(transforms):
         row = f"{OPERATIONS} › {name}"
-        rates = (f"{row} › memload, images/s", f"{row} › {theirs}, images/s")
-        ratios[f"{row} › time: {theirs} / memload"] = rates
+        rates = (f"{row} › memload, images/s", f"{row} › {A_BATCH}, images/s")
+        ratios[f"{row} › time: {A_BATCH} / memload"] = rates
     return ratios
 
 
@@ -298,7 +236,7 @@ if __name__ == "__main__":
     run_benchmark(
         ways,
         options={"batch": 256, "rounds": 30, "only": []},
-        quick={"rounds": 12},
+        quick={"rounds": 3},
         ratios=times(),
         facts={"device": DEVICE, "images": "in memory"},
     )

@@ -11,7 +11,7 @@ from memload.errors import FeedError
 from memload.feeds.copies import RowCopies
 from memload.feeds.feed import Counts, Feed, SampleArray
 from memload.feeds.gather import GatherFeed
-from memload.feeds.held import WINDOW_BYTES, plan_files, ram_budget
+from memload.feeds.held import WINDOW_BYTES, HeldFile, plan_files, ram_budget
 from memload.feeds.joined import JoinedFeed
 from memload.feeds.pages import PagesFeed
 from memload.feeds.resident import ResidentFeed
@@ -94,13 +94,19 @@ def choose_feed(
     return feed, choice
 
 
-def expected_feed(arrays: Sequence[SampleArray], device: torch.device) -> str:
-    """Return what ``"auto"`` takes if the device can read page cache. Nothing is created."""
+def expected_feed(
+    arrays: Sequence[SampleArray], device: torch.device, cache_bytes: int | None
+) -> str:
+    """Return the feed that ``"auto"`` takes, without its threads and without reading rows."""
     if device.type == "cpu":
         return "cpu"
     if _resident_bytes(arrays) <= RESIDENT_SHARE * free_memory(device):
         return "resident"
-    return "pinned" if arrays[0].row_bytes < MIN_DMA_ROW_BYTES else "dma"
+    try:
+        _plan_pages(arrays, device, cache_bytes, by_name=False)
+    except FeedError:
+        return "pinned"
+    return "dma"
 
 
 def _resident_bytes(arrays: Sequence[SampleArray]) -> int:
@@ -124,14 +130,7 @@ def _resident(
 def _pages(
     arrays: Sequence[SampleArray], device: torch.device, cache_bytes: int | None, *, by_name: bool
 ) -> tuple[list[Feed], str]:
-    if arrays[0].row_bytes < MIN_DMA_ROW_BYTES and not by_name:
-        raise FeedError(f"threads are faster for rows of {size_text(arrays[0].row_bytes)}")
-    largest = max(array.row_bytes for array in arrays)
-    if largest > WINDOW_BYTES:
-        raise FeedError(f"rows of {size_text(largest)} are too large. Use feed='pinned'.")
-    copy_rows = RowCopies(device)
-    budget = ram_budget(cache_bytes)
-    files = plan_files(arrays, budget, device)
+    copy_rows, files, budget = _plan_pages(arrays, device, cache_bytes, by_name=by_name)
     planned = sum(file.planned for of_array in files for file in of_array)
     size = sum(file.size for of_array in files for file in of_array)
     held = "all" if planned == size else f"{size_text(planned)} of"
@@ -140,6 +139,22 @@ def _pages(
         reason += "; the driver copies row by row, since it is older than CUDA 12.8"
     given = zip(arrays, files, strict=True)
     return [PagesFeed(array, device, of_array, copy_rows) for array, of_array in given], reason
+
+
+def _plan_pages(
+    arrays: Sequence[SampleArray], device: torch.device, cache_bytes: int | None, *, by_name: bool
+) -> tuple[RowCopies, list[list[HeldFile]], int]:
+    """Return what the feed ``dma`` copies with, the files that it holds, and its budget of RAM.
+
+    Raises FeedError if it cannot serve these samples, or threads are faster.
+    """
+    if arrays[0].row_bytes < MIN_DMA_ROW_BYTES and not by_name:
+        raise FeedError(f"threads are faster for rows of {size_text(arrays[0].row_bytes)}")
+    largest = max(array.row_bytes for array in arrays)
+    if largest > WINDOW_BYTES:
+        raise FeedError(f"rows of {size_text(largest)} are too large. Use feed='pinned'.")
+    budget = ram_budget(cache_bytes)
+    return RowCopies(device), plan_files(arrays, budget, device), budget
 
 
 def free_memory(device: torch.device) -> int:

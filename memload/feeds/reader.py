@@ -66,6 +66,11 @@ class RowReader:
         self._free: deque[tuple[Tensor, Any]] = deque()
         _readers[id(self)] = self
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether all files can be read past the page cache."""
+        return None not in self._direct
+
     def is_busy(self) -> bool:
         """Return whether rows are being read."""
         return not all(part.done() for part in self._newest)
@@ -127,7 +132,8 @@ class RowReader:
                 return buffer
         # Some room, so that a batch with a few more rows fits, too.
         size += size // 8
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        is_pinned = torch.cuda.is_available()  # the doctor reads where there is no GPU, too
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
 
     def give_back(self, buffer: Tensor) -> None:
         """Use a buffer again, once the copies on the current stream are over."""

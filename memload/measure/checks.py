@@ -5,8 +5,8 @@ import importlib
 import mmap
 import os
 import platform
-import re
 import shutil
+import subprocess
 import sysconfig
 from importlib import metadata
 from pathlib import Path
@@ -26,8 +26,8 @@ _BUSY = 1.2
 #: Where NVIDIA's driver says its version, as long as it is loaded.
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _LIBRARIES = ("memload", "numpy", "torch", "triton", "safetensors", "pillow", "pillow-simd")
-#: File systems on the network. Those of FUSE count as such, too.
-_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "beegfs", "9p")
+#: What file systems on the network are called. Those of FUSE count as such, too.
+_REMOTE = ("nfs", "cifs", "smb", "lustre", "gpfs", "ceph", "beegfs", "9p", "fuse")
 #: Random rows whose pages are looked at: they tell the share in RAM to 1 or 2 %.
 _ROWS_LOOKED_AT = 2000
 
@@ -56,13 +56,14 @@ def machine_checks(root: Path = Path("/")) -> list[Check]:
 
     It does without torch, since torch itself may be what is broken.
     """
+    checks = [_cores(root), _load(), _memory(root), *_versions()]
     try:
         torch: Any = importlib.import_module("torch")
     except (ImportError, OSError) as error:  # a library of the system may be missing
         reason = str(error).splitlines()[0]
         broken = Check("torch", f"cannot be imported: {reason}", "Install torch again", "bad")
-        return [_cores(root), _load(), _memory(root), *_versions(), broken]
-    checks = [_cores(root), _load(), _memory(root), *_versions(), _gpu(torch)]
+        return [*checks, broken]
+    checks.append(_gpu(torch))
     return [*checks, _compiler()] if torch.cuda.is_available() else checks
 
 
@@ -131,7 +132,7 @@ def _gpu(torch: Any) -> Check:
 
 def _compiler() -> Check:
     """Look for what Triton compiles with when its kernels are first used (runtime/build.py)."""
-    compilers = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
+    compilers = (os.environ.get("CC", "gcc"), "gcc", "clang")
     found = next(filter(None, map(shutil.which, compilers)), None)
     header = Path(sysconfig.get_path("include"), "Python.h")
     if found and os.access(header, os.R_OK):
@@ -144,50 +145,33 @@ def _compiler() -> Check:
 # ------------------------------------------------------------------------------- the data set
 
 
-def data_checks(dataset: "MemmapDataset") -> list[Check]:
+def data_checks(dataset: "MemmapDataset", share_in_ram: float | None) -> list[Check]:
     """Check a data set and its files. Reads no rows."""
-    return [_dataset(dataset), _file_system(dataset.shards.paths[0].parent), _in_ram(dataset)]
+    in_ram = "not known" if share_in_ram is None else f"{share_in_ram:.0%} of the rows"
+    folder = dataset.shards.paths[0].parent
+    return [_dataset(dataset), _file_system(folder), Check("in RAM", in_ram)]
 
 
 def _dataset(dataset: "MemmapDataset") -> Check:
-    first, *others = dataset.arrays.values()
-    kind = f"{shape_text(first.shape)} {np.dtype(first.descr).name}"
-    beside = "".join(f" and {array.name}" for array in others)
-    size = size_text(len(dataset.shards) * sum(array.row_bytes for array in (first, *others)))
-    files = counted(len(dataset.shards.paths), "file") + (" each" if others else "")
-    finding = f"{counted(len(dataset), 'sample')} of {kind}{beside}, {size} in {files}"
+    arrays = dataset.arrays.values()
+    kinds = (f"{shape_text(array.shape)} {np.dtype(array.descr).name}" for array in arrays)
+    size = size_text(sum(array.data_bytes for array in arrays))
+    files = counted(sum(len(array.shards) for array in arrays), "file")
+    finding = f"{counted(len(dataset), 'sample')} of {' and '.join(kinds)}, {size} in {files}"
     return Check("data set", finding)
 
 
 def _file_system(folder: Path) -> Check:
-    kind = file_system(folder)
-    if kind in _REMOTE or kind.startswith("fuse"):
+    try:
+        command = ["findmnt", "--noheadings", "--output=FSTYPE", f"--target={folder}"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        kind = done.stdout.strip()
+    except FileNotFoundError:  # a container without util-linux
+        kind = ""
+    if kind.startswith(_REMOTE):
         remedy = "If the disk is what bounds training, copy the files to a disk of this machine"
         return Check("file system", f"{kind}: on the network", remedy, "note")
-    return Check("file system", kind or "the system does not tell it")
-
-
-def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    r"""Return the type of the file system that a folder is on, such as ``"nfs4"``, or ``""``.
-
-    A line of ``mounts`` is ``source point type options 0 0``, with ``\040`` for a space, and of two
-    mounts at one point the later one counts (proc_pid_mounts(5)).
-    """
-    if not mounts.exists():  # this is not Linux
-        return ""
-    parents = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
-    found, longest = "", 0
-    for line in mounts.read_text(errors="surrogateescape").splitlines():
-        _, point, kind, *_ = line.split(" ")
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point)
-        if point in parents and len(point) >= longest:
-            found, longest = kind, len(point)
-    return found
-
-
-def _in_ram(dataset: "MemmapDataset") -> Check:
-    share = share_in_ram(dataset)
-    return Check("in RAM", "not known" if share is None else f"{share:.0%} of the rows")
+    return Check("file system", kind or "not known")
 
 
 def share_in_ram(dataset: "MemmapDataset") -> float | None:

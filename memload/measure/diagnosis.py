@@ -34,7 +34,6 @@ class Diagnosis:
       ``sentence`` says it, and ``remedy`` what to do. A batch is there after ``data_ms``, for which
       the model waits ``wait_ms``.
     - ``step_ms``, ``batch_size``: what was diagnosed.
-    - ``speedup``: how many times as fast as decoding the Loader is, if ``images`` were given.
 
     Without measurements, ``stages`` is empty, and all below it are None.
     """
@@ -45,7 +44,13 @@ class Diagnosis:
     verdict: "Verdict | None" = None
     step_ms: float | None = None
     batch_size: int | None = None
-    speedup: float | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as decoding the Loader is, if ``images`` were given."""
+        if self.times is None or self.times.decoding is None:
+            return None
+        return self.times.decoding / self.times.loader
 
     @property
     def ok(self) -> bool:
@@ -61,6 +66,7 @@ class Diagnosis:
             "stages": [stage._asdict() for stage in self.stages],
             "times": self.times and asdict(self.times),
             "verdict": self.verdict and asdict(self.verdict),
+            "speedup": self.speedup,
         }
 
     def __str__(self) -> str:
@@ -106,7 +112,7 @@ def diagnose(
 def _diagnose(
     loader: "Loader", step_ms: float | None, images: str | Path | None, checks: Sequence[Check]
 ) -> Diagnosis:
-    from memload.measure.checks import data_checks
+    from memload.measure.checks import data_checks, share_in_ram
     from memload.measure.stages import LoaderMeasurer
     from memload.measure.verdict import judge
     from memload.reading.loader import Loader
@@ -117,18 +123,11 @@ def _diagnose(
     if step_ms is not None and not (is_number and 0 < step_ms < float("inf")):
         raise ValueError(f"step_ms must be a positive number of milliseconds, not {step_ms!r}.")
     measurer = LoaderMeasurer(loader, _SECONDS)
-    decoding_ms = None if images is None else measurer.decode(Path(images))
-    checks = [*checks, *data_checks(loader.dataset)]
-    times = measurer.measure()
-    return Diagnosis(
-        checks,
-        measurer.stages,
-        times,
-        judge(times, step_ms, is_busy=is_busy()),
-        step_ms,
-        measurer.batch_size,
-        None if decoding_ms is None else decoding_ms / times.loader,
-    )
+    share = share_in_ram(loader.dataset)
+    checks = [*checks, *data_checks(loader.dataset, share)]
+    times = measurer.measure(None if images is None else Path(images), share)
+    verdict = judge(times, step_ms, is_busy=is_busy())
+    return Diagnosis(checks, measurer.stages, times, verdict, step_ms, measurer.batch_size)
 
 
 def examine(

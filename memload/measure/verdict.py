@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: What the work on a batch consists of.
-Part = Literal["transform", "gathering", "bus"]
+#: What bringing rows to the device consists of.
+Part = Literal["gathering", "bus"]
 Bound = Literal["model", "disk", "threads", "loading", "transform", "gathering", "bus"]
 
 #: Times within this factor of each other count as equal; and while other processes are at work.
@@ -33,12 +33,16 @@ class BatchTimes:
     #: Reading from the disk, in the first epoch and in later ones: the rows that are not in RAM.
     disk: float = 0.0
     disk_later: float = 0.0
-    #: The work on a batch, by what it is. On the CPU that of one thread.
+    #: The same as ``loader``, if there were no transform. None: there is none.
+    without_transform: float | None = None
+    #: What bringing the rows takes, by what it is.
     parts: Mapping[Part, float] = field(default_factory=dict)
     #: The number of threads, and what a batch takes with more. None: the feed uses no threads.
     num_threads: int | None = None
     with_threads: Mapping[int, float] = field(default_factory=dict)
     is_on_gpu: bool = False
+    #: Decoding the images. None: not measured.
+    decoding: float | None = None
 
     @property
     def is_ahead(self) -> bool:
@@ -123,6 +127,11 @@ def _slowest(times: BatchTimes, threads: int | None) -> Bound:
         return "disk"
     if threads is not None:
         return "threads"
+    # On the GPU, one batch is transformed while the rows of the next one come. On the CPU, a thread
+    # does both, one after the other.
+    most = _NOISE if times.is_on_gpu else 2
+    if times.without_transform is not None and times.loader > most * times.without_transform:
+        return "transform"
     parts = sorted(times.parts, key=times.parts.__getitem__)
     return parts[-1] if parts else "loading"
 

@@ -86,7 +86,7 @@ def cold_file(tmp_path):
 
 def test_a_file_is_not_in_ram_once_it_was_dropped_and_is_once_it_was_read(cold_file):
     assert cold.share_in_ram(cold_file) == 0
-    assert cold.read_directly(cold_file, np.arange(400), 5000, threads=3) == 400
+    assert cold.read_directly(cold_file, np.arange(400), 5000) == 400
     assert cold.share_in_ram(cold_file) == 0
     cold.read_sequentially(cold_file, 400)
     assert cold.share_in_ram(cold_file) == 1

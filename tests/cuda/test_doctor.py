@@ -44,10 +44,10 @@ def test_a_loader_is_measured_with_its_parts(path, feed, kind):
     loader = memload.Loader(path, 16, shuffle=True, feed=feed, transform=transform)
     found = memload.diagnose(loader, step_ms=1e5)
     expected = set() if feed == "resident" else {"bus"}
-    expected |= set() if transform is None else {"transform"}
     expected |= {"gathering"} if feed == "pinned" else set()
     assert found.times.parts.keys() == expected
     assert all(ms > 0 for ms in found.times.parts.values())
+    assert (found.times.without_transform is None) == (transform is None)
     assert found.times.is_on_gpu
     assert (found.verdict.bound, found.verdict.wait_ms) == ("model", 0)
     assert (found.times.num_threads is not None) == (feed == "pinned")
@@ -63,6 +63,19 @@ def test_a_feed_that_cannot_serve_has_a_reason(path, monkeypatch):
     found = memload.diagnose(memload.Loader(path, 16, feed="resident"))
     (dma,) = (stage for stage in found.stages if stage.name.startswith("feed dma"))
     assert (dma.ms, dma.reason) == (None, "pages cannot be registered here")
+
+
+def test_the_feed_is_the_one_that_the_loader_falls_back_to(path, monkeypatch):
+    def refuse(*arguments):
+        raise FeedError("pages cannot be registered here")
+
+    monkeypatch.setattr("memload.feeds.held.register", refuse)
+    monkeypatch.setattr("memload.feeds.choice.RESIDENT_SHARE", 0.0)
+    monkeypatch.setattr("memload.feeds.choice.MIN_DMA_ROW_BYTES", 0)
+    loader = memload.Loader(path, 16, num_threads=1)
+    found = memload.diagnose(loader)
+    assert any(stage.name == "your Loader, pinned, 1 thread" for stage in found.stages)
+    assert loader.feed.name == "pinned"
 
 
 def test_the_feed_that_auto_takes_is_measured_without_creating_it(path):
@@ -88,7 +101,7 @@ def test_masks_and_columns_are_transformed_with_the_images(path, add_array):
     add_array(Index.open(path), "mask", np.zeros((SIZE, 16, 18), np.uint8), "mask")
     loader = memload.Loader(path, 16, transform=transforms.train(16))
     assert loader.dataset.sample_names == ("label", "mask")
-    assert memload.diagnose(loader, step_ms=1e5).times.parts["transform"] > 0
+    assert memload.diagnose(loader, step_ms=1e5).times.without_transform > 0
 
 
 def test_the_command_diagnoses_on_the_gpu(path):

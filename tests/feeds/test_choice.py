@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from memload import FeedError, Loader
-from memload.feeds.choice import FEEDS, choose_feed
+from memload.feeds.choice import FEEDS, choose_feed, expected_feed
 from memload.feeds.feed import Counts
 from tests.feeds.fake_cuda import FakeCuda, open_array
 
@@ -68,6 +68,9 @@ def test_the_feed_and_the_reason_or_the_error(
             with pytest.raises(FeedError, match=reason):
                 choose_feed(name, [array], device)
             return
+        if name == "auto":
+            expected = expected_feed([array], device, cache_bytes)
+            assert expected == chosen.replace("disk", "dma")
         with caplog.at_level("INFO", logger="memload"):
             feed, choice = choose_feed(name, [array], device, cache_bytes=cache_bytes)
         assert feed.name == choice.name == chosen

@@ -4,21 +4,21 @@ import pytest
 
 from memload.measure.verdict import BatchTimes, judge
 
-SLOW_TRANSFORM = {"transform": 100.0, "gathering": 3.0}
+SLOW_TRANSFORM = {"without_transform": 2.0, "parts": {"gathering": 3.0}}
 
 
 @pytest.mark.parametrize(
     ("times", "bound", "sentence", "remedy"),
     [
         (
-            BatchTimes(6, parts=SLOW_TRANSFORM),
+            BatchTimes(6, **SLOW_TRANSFORM),
             "model",
             "The model bounds training: it takes 54 ms per batch, and data is there after 6 ms.",
             "Loading is fast enough. A model on the CPU shares the cores with loading: a step takes "
             "up to 60 ms.",
         ),
         (
-            BatchTimes(6, parts=SLOW_TRANSFORM, is_on_gpu=True),
+            BatchTimes(6, **SLOW_TRANSFORM, is_on_gpu=True),
             "model",
             "The model bounds training: it takes 54 ms per batch, and data is there after 6 ms.",
             "Loading is fast enough.",
@@ -45,30 +45,28 @@ SLOW_TRANSFORM = {"transform": 100.0, "gathering": 3.0}
             "6 ms. A local NVMe disk shortens the first one.",
         ),
         (
-            BatchTimes(
-                100, parts=SLOW_TRANSFORM, num_threads=1, with_threads={2: 51, 4: 26, 8: 25}
-            ),
+            BatchTimes(100, **SLOW_TRANSFORM, num_threads=1, with_threads={2: 51, 4: 26, 8: 25}),
             "threads",
             "The number of threads bounds training: 100 ms per batch, so the model waits 46 ms of "
             "each step.",
             "Use num_threads=4: 26 ms per batch.",
         ),
         (
-            BatchTimes(100, parts=SLOW_TRANSFORM, num_threads=0, with_threads={1: 99}),
+            BatchTimes(100, **SLOW_TRANSFORM, num_threads=0, with_threads={1: 99}),
             "threads",
             "The number of threads bounds training: 100 ms per batch, so the model waits 100 ms of "
             "each step.",
             "Use num_threads=1: 99 ms per batch.",
         ),
         (
-            BatchTimes(100, parts=SLOW_TRANSFORM, num_threads=2, with_threads={4: 95}),
+            BatchTimes(100, **SLOW_TRANSFORM, num_threads=2, with_threads={4: 95}),
             "transform",
             "The transform bounds training: 100 ms per batch, so the model waits 46 ms of each step.",
             "Do before the build what is the same in every epoch. The rest needs a GPU, or more "
             "cores.",
         ),
         (
-            BatchTimes(80, parts={"bus": 78, "transform": 5}, is_on_gpu=True),
+            BatchTimes(80, without_transform=78, parts={"bus": 78, "gathering": 5}, is_on_gpu=True),
             "bus",
             "Copying rows to the GPU bounds training: 80 ms per batch, so the model waits 26 ms of "
             "each step.",
@@ -89,13 +87,22 @@ def test_what_bounds_a_model_is_said_with_by_how_much_and_what_to_do(
     assert (found.bound, found.sentence, found.remedy) == (bound, sentence, remedy)
 
 
+def test_a_transform_bounds_where_it_takes_longer_than_the_rows():
+    on_cpu = {"without_transform": 45, "parts": {"gathering": 45}}  # one after the other
+    assert judge(BatchTimes(80, **on_cpu), 54).bound == "gathering"
+    assert judge(BatchTimes(100, **on_cpu), 54).bound == "transform"
+    on_gpu = {"without_transform": 50, "parts": {"bus": 49}, "is_on_gpu": True}  # side by side
+    assert judge(BatchTimes(52, **on_gpu), 40).bound == "bus"
+    assert judge(BatchTimes(80, **on_gpu), 54).bound == "transform"
+
+
 def test_a_model_that_hardly_waits_is_what_bounds():
     assert judge(BatchTimes(56), 54).bound == "model"
     assert judge(BatchTimes(58), 54).bound == "loading"
 
 
 def test_without_a_model_the_data_is_described():
-    found = judge(BatchTimes(6, parts=SLOW_TRANSFORM))
+    found = judge(BatchTimes(6, **SLOW_TRANSFORM))
     assert found.sentence == (
         "A batch is there after 6 ms, and a model that takes longer does not wait: The transform "
         "takes longest."
@@ -104,7 +111,7 @@ def test_without_a_model_the_data_is_described():
 
 
 def test_on_a_busy_machine_only_large_differences_count():
-    times = BatchTimes(100, parts=SLOW_TRANSFORM, num_threads=2, with_threads={4: 75})
+    times = BatchTimes(100, **SLOW_TRANSFORM, num_threads=2, with_threads={4: 75})
     assert judge(times, 54).num_threads == 4
     busy = judge(times, 54, is_busy=True)
     assert (busy.bound, busy.num_threads) == ("transform", None)
