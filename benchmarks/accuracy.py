@@ -1,31 +1,38 @@
 """What a network learns from stored squares, beside the whole photographs.
 
-    python -m benchmarks.accuracy --images caltech-101/ [--seeds 5] [--jobs 4]
+    python -m benchmarks.accuracy --images caltech-101/ [--seeds 5] [--jobs 8] [--folder trained/]
 
 A ResNet-18 is trained from scratch, in the same steps for all arms, and tested on every fifth
 photograph of each class. The arms are different ways from the photographs to the crops:
 
-- JPEGs: torchvision's RandomResizedCrop from the whole photograph, which is decoded in each epoch.
-  Tested on the middle of the photograph, by Resize to 8/7 of the crop's side and CenterCrop, as
-  `transforms.evaluate` does.
-- square 1.15, square 1.5: `memload build --size`, with sides of 1.15 and 1.5 of the crop's, and
+- JPEGs: torchvision's RandomResizedCrop from the whole photograph. Tested on the middle of the
+  photograph, by Resize to 8/7 of the crop's side and CenterCrop, as `transforms.evaluate` does.
+- square 1.15, 1.5 and 2.75: `memload build --size`, with so many times the crop's side, and
   `transforms.train`. Tested on the middle of the stored square, by `transforms.evaluate`.
-- pad 1.15, squash 1.15: the same with `--fit pad` and `--fit squash`.
+- from 0.25: the same with crops of at least a quarter of the area, in place of 0.08.
+- pad 1.15, squash 1.15: `--fit pad` and `--fit squash`.
 
-Each accuracy is the share of test photographs whose class is the likeliest, after the last step.
-The figures are the mean of all seeds, its standard error, the seconds of an epoch and the bytes that
-are stored. ``--only`` runs the arms whose names contain a word. ``--jobs`` trainings share the GPU.
+Each accuracy is the share of test photographs whose class is the likeliest, after the last step. The
+figures are the mean of all seeds, its standard error, the bytes that are stored, and the seconds of
+an epoch. These are the median of a short training that has the machine for itself, without its first
+epoch; there, a worker on each core decodes JPEGs in each epoch. Then ``--jobs`` trainings at a time
+share the GPU. So that this takes minutes, the JPEGs' crops come from photographs that were decoded
+once and stay in memory.
+
+``--only`` runs the arms whose names contain a word. What is in ``--folder`` from an earlier run with
+the same parameters is not built or trained again.
 """
 
 import argparse
+import itertools
+import json
 import math
 import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,94 +42,106 @@ from torch import Tensor, nn
 
 import memload
 from benchmarks.harness import CORES, argument_parser, left_out, record
-from benchmarks.training import make_model
 from memload import transforms
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-#: How each arm stores photographs: the side as a multiple of the crop's, and ``--fit``.
+#: How each arm stores photographs: the side as a multiple of the crop's, and ``--fit``; and the least
+#: share of the area that a crop has.
 STORED = {
-    "square 1.15": (1.15, "crop"),
-    "square 1.5": (1.5, "crop"),
-    "pad 1.15": (1.15, "pad"),
-    "squash 1.15": (1.15, "squash"),
+    "square 1.15": (1.15, "crop", 0.08),
+    "square 1.15, from 0.25": (1.15, "crop", 0.25),
+    "square 1.5": (1.5, "crop", 0.08),
+    "square 2.75": (2.75, "crop", 0.08),
+    "square 2.75, from 0.25": (2.75, "crop", 0.25),
+    "pad 1.15": (1.15, "pad", 0.08),
+    "squash 1.15": (1.15, "squash", 0.08),
 }
 ARMS = ("JPEGs", *STORED)
 TEST_EVERY, JPEG = 5, (".jpg", ".jpeg")
-OPTIONS: dict[str, Any] = {"side": 128, "epochs": 90, "batch": 128, "seeds": 5, "jobs": 1}
+OPTIONS: dict[str, Any] = {"side": 128, "epochs": 60, "batch": 128, "seeds": 5, "jobs": 1}
+AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda")
 RATE, DECAY, WARM_UP = 0.1, 5e-4, 5
-
-
-class Photograph(NamedTuple):
-    """A file and the number of its class."""
-
-    path: str
-    label: int
+#: The epochs of the short training whose time is measured, and its seed.
+TIMED_EPOCHS, TIMED = 5, -1
 
 
 class Photographs(torch.utils.data.Dataset[Any]):
-    """Decodes a file for each sample."""
+    """Crops of photographs, which are decoded for each sample, or once if they are kept."""
 
-    def __init__(self, photographs: list[Photograph], transform: Any) -> None:
-        self.photographs, self.transform = photographs, transform
+    def __init__(self, photographs: list[tuple[str, int]], crop: Any, keep: bool) -> None:
+        self.photographs, self.crop, self.keep = photographs, crop, keep
+        if keep:
+            with ThreadPoolExecutor(CORES) as pool:
+                self.images = list(pool.map(decode, [path for path, _ in photographs]))
 
     def __len__(self) -> int:
         return len(self.photographs)
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        from torchvision.datasets.folder import pil_loader
-
         path, label = self.photographs[number]
-        return self.transform(pil_loader(path)), label
+        return self.crop(self.images[number] if self.keep else decode(path)), label
 
 
-def split(images: Path) -> tuple[list[Photograph], list[Photograph]]:
+def decode(path: str) -> Tensor:
+    """Return the pixels of a photograph."""
+    from torchvision.datasets.folder import pil_loader
+    from torchvision.transforms.v2.functional import pil_to_tensor
+
+    return pil_to_tensor(pil_loader(path))
+
+
+def split(images: Path) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """Return the photographs to train with, and those to test with: every fifth of each class."""
-    parts: tuple[list[Photograph], list[Photograph]] = ([], [])
+    parts: tuple[list[tuple[str, int]], list[tuple[str, int]]] = ([], [])
     for label, folder in enumerate(sorted(path for path in images.iterdir() if path.is_dir())):
         files = sorted(path for path in folder.iterdir() if path.suffix.lower() in JPEG)
         for number, path in enumerate(files):
-            parts[number % TEST_EVERY == 0].append(Photograph(str(path), label))
+            parts[number % TEST_EVERY == 0].append((str(path), label))
     return parts
 
 
 class Batches(NamedTuple):
-    """Batches to train with, anew in each iteration, and batches to test with."""
+    """Batches to train with, anew in each iteration, batches to test with, and what ends both."""
 
     training: Any
     testing: Any
+    last_step: Any = nn.Identity()
 
 
-def decoded(options: argparse.Namespace, seed: int) -> Batches:
-    """Return batches that are decoded by worker processes."""
+def jpegs(options: argparse.Namespace, seed: int) -> Batches:
+    """Return batches from whole photographs; they are decoded anew only where time is measured."""
     from torchvision.transforms import v2
 
-    last = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
-    last.append(v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    draw = v2.Compose([v2.RandomResizedCrop(options.side), v2.RandomHorizontalFlip(), *last])
-    middle = [v2.Resize(round(8 / 7 * options.side)), v2.CenterCrop(options.side)]
+    draw = v2.Compose([v2.RandomResizedCrop(options.side), v2.RandomHorizontalFlip()])
+    middle = v2.Compose([v2.Resize(round(8 / 7 * options.side)), v2.CenterCrop(options.side)])
     load = partial(
         torch.utils.data.DataLoader,
         batch_size=options.batch,
-        num_workers=max(1, CORES // options.jobs),
+        num_workers=CORES if seed == TIMED else max(1, CORES // options.jobs),
+        multiprocessing_context="fork",
         persistent_workers=True,
         pin_memory=DEVICE.type == "cuda",
     )
-    train, test = split(options.images)
-    generator = torch.Generator().manual_seed(seed)
+    train, test = (
+        Photographs(part, crop, seed != TIMED)
+        for part, crop in zip(split(options.images), (draw, middle), strict=True)
+    )
+    normalise = [transforms.Normalize("imagenet"), transforms.ToDtype(torch.float32)]
     return Batches(
-        load(Photographs(train, draw), shuffle=True, drop_last=True, generator=generator),
-        load(Photographs(test, v2.Compose([*middle, *last]))),
+        load(train, shuffle=True, drop_last=True), load(test), transforms.Compose(normalise)
     )
 
 
 def stored(options: argparse.Namespace, arm: str, seed: int) -> Batches:
     """Return batches of memload's."""
-    train, test = (options.built / f"{arm}-{part}.bin" for part in ("train", "test"))
+    train, test = (options.folder / f"{arm}, {part}.bin" for part in ("train", "test"))
     load = partial(memload.Loader, batch_size=options.batch, device=DEVICE)
-    draw, middle = transforms.train(options.side), transforms.evaluate(options.side)
+    _, _, least = STORED[arm]
+    crop = transforms.RandomResizedCrop(options.side, scale=(least, 1))
+    draw = [crop, transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
     return Batches(
-        load(train, shuffle=True, drop_last=True, seed=seed, transform=draw),
-        load(test, transform=middle),
+        load(train, shuffle=True, drop_last=True, seed=seed, transform=transforms.Compose(draw)),
+        load(test, transform=transforms.evaluate(options.side)),
     )
 
 
@@ -131,58 +150,79 @@ def build(options: argparse.Namespace, arm: str) -> int:
     parts = split(options.images)
     if arm == "JPEGs":
         return sum(Path(path).stat().st_size for part in parts for path, _ in part)
-    scale, fit = STORED[arm]
+    scale, fit, _ = STORED[arm]
     for name, part in zip(("train", "test"), parts, strict=True):
-        memload.build(
-            [(Path(path), label) for path, label in part],
-            options.built / f"{arm}-{name}.bin",
-            size=math.ceil(scale * options.side),
-            fit=fit,
-            progress=False,
-        )
-    return sum(path.stat().st_size for path in options.built.glob(f"{arm}-*.bin"))
+        path = options.folder / f"{arm}, {name}.bin"
+        if not path.with_suffix(".idx").exists():
+            photographs = [(Path(path), label) for path, label in part]
+            side = math.ceil(scale * options.side)
+            memload.build(photographs, path, size=side, fit=fit, progress=False)
+    return sum(path.stat().st_size for path in options.folder.glob(f"{arm}, *.bin"))
 
 
-def accuracy(network: nn.Module, batches: Iterable[Any]) -> float:
+def accuracy(network: nn.Module, batches: Batches) -> float:
     """Return the share of test photographs whose class is the likeliest, in percent."""
     network.eval()
     right, count = torch.zeros((), device=DEVICE), 0
-    with torch.inference_mode(), torch.autocast(DEVICE.type, torch.bfloat16):
-        for images, labels, *_ in batches:
-            scores = network(images.to(DEVICE, memory_format=torch.channels_last))
+    with torch.inference_mode(), AUTOCAST:
+        for images, labels, *_ in batches.testing:
+            scores = network(batches.last_step(images.to(DEVICE)))
             right += (scores.argmax(1) == labels.to(DEVICE)).sum()
             count += len(labels)
     return 100 * right.item() / count
 
 
-def train(options: argparse.Namespace, arm: str, seed: int) -> tuple[float, float]:
-    """Train a network; return its accuracy in percent and the seconds of an epoch."""
+def train(options: argparse.Namespace, arm: str, seed: int, epochs: int) -> None:
+    """Train a network; write its accuracy in percent and the median seconds of an epoch."""
+    from torchvision.models import resnet18
+
     torch.manual_seed(seed)
-    batches = decoded(options, seed) if arm == "JPEGs" else stored(options, arm, seed)
-    network = make_model("resnet18").to(DEVICE, memory_format=torch.channels_last)
+    batches = jpegs(options, seed) if arm == "JPEGs" else stored(options, arm, seed)
+    network = resnet18(num_classes=1 + max(label for _, label in split(options.images)[0]))
+    network = network.to(DEVICE, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
         network.parameters(), RATE, momentum=0.9, nesterov=True, weight_decay=DECAY
     )
-    steps = options.epochs * len(batches.training)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, RATE, steps, pct_start=min(0.3, WARM_UP / options.epochs)
+        optimizer, RATE, epochs * len(batches.training), pct_start=min(0.3, WARM_UP / epochs)
     )
-    start = time.perf_counter()
-    for _ in range(options.epochs):
+    times = [time.perf_counter()]
+    for _ in range(epochs):
         network.train()
         for images, labels, *_ in batches.training:
-            images = images.to(DEVICE, memory_format=torch.channels_last, non_blocking=True)
-            with torch.autocast(DEVICE.type, torch.bfloat16):
-                scores = network(images)
+            images = batches.last_step(images.to(DEVICE, non_blocking=True))
+            with AUTOCAST:
+                scores = network(images.to(memory_format=torch.channels_last))
                 loss = nn.functional.cross_entropy(scores, labels.to(DEVICE, non_blocking=True))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
             schedule.step()
-    percent = accuracy(network, batches.testing)  # waits for the device
-    seconds = (time.perf_counter() - start) / options.epochs
-    print(f"{arm}, seed {seed}: {percent:.2f} %, {seconds:.1f} s an epoch", file=sys.stderr)
-    return percent, seconds
+        loss.item()  # waits for the device
+        times.append(time.perf_counter())
+    later = [end - start for start, end in itertools.pairwise(times[1:])]
+    result = {
+        "accuracy (%)": accuracy(network, batches),
+        "epoch (s)": statistics.median(later or [times[1] - times[0]]),
+    }
+    print(f"{arm}, seed {seed}, {epochs} epochs: {result}", file=sys.stderr, flush=True)
+    result_path(options, arm, seed, epochs).write_text(json.dumps(result))
+
+
+def result_path(options: argparse.Namespace, arm: str, seed: int, epochs: int) -> Path:
+    """Return the file for what a training found."""
+    return options.folder / f"{arm}, seed {seed}, {epochs} epochs.json"
+
+
+def run(options: argparse.Namespace, trainings: list[tuple[str, int, int]], jobs: int) -> list[Any]:
+    """Do the trainings of which nothing is in the folder; return what all of them found."""
+    context = multiprocessing.get_context("spawn")
+    # a new process for each, so that none has threads or memory of the one before
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        missing = [one for one in trainings if not result_path(options, *one).exists()]
+        for done in [pool.submit(train, options, *one) for one in missing]:
+            done.result()
+    return [json.loads(result_path(options, *one).read_text()) for one in trainings]
 
 
 def main() -> None:
@@ -190,34 +230,37 @@ def main() -> None:
     parser = argument_parser()
     parser.add_argument("--images", type=Path, required=True, help="a folder for each class")
     parser.add_argument("--only", default="", help="a word in the names of the arms to run")
+    parser.add_argument("--folder", type=Path, help="keep here what was built and trained")
     for name, default in OPTIONS.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
     options = parser.parse_args()
     if options.quick:
         options.epochs, options.seeds = 1, 2
     arms = [arm for arm in ARMS if options.only in arm]
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as folder:
-        options.built = Path(folder)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as temporary:
+        name = f"{options.images.name}, side {options.side}, batch {options.batch}"
+        options.folder = (options.folder or Path(temporary)) / f"{name}, {options.epochs} epochs"
+        options.folder.mkdir(parents=True, exist_ok=True)
         sizes = {arm: build(options, arm) for arm in arms}
-        with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
-            runs = {
-                (arm, seed): pool.submit(train, options, arm, seed)
-                for seed in range(options.seeds)
-                for arm in arms
-            }
-            found = {key: run.result() for key, run in runs.items()}
-    results = {}
-    for arm in arms:
-        shares, seconds = zip(*(found[arm, seed] for seed in range(options.seeds)), strict=True)
+        timed = run(options, [(arm, TIMED, TIMED_EPOCHS) for arm in arms], jobs=1)
+        seeds = range(options.seeds)
+        trainings = [(arm, seed, options.epochs) for arm in arms for seed in seeds]
+        trained = run(options, trainings, options.jobs)
+    for number, arm in enumerate(arms):
+        found = trained[number * len(seeds) :][: len(seeds)]
+        shares = [one["accuracy (%)"] for one in found]
         deviation = statistics.stdev(shares) if len(shares) > 1 else math.nan
         results[arm] = {
             "accuracy (%)": statistics.mean(shares),
             "standard error (%)": deviation / math.sqrt(len(shares)),
-            "epoch (s)": statistics.median(seconds),
+            "seeds": len(shares),
+            "epoch (s)": timed[number]["epoch (s)"],
             "stored (bytes)": sizes[arm],
         }
-    parameters = {name: getattr(options, name) for name in OPTIONS} | {"images": "given"}
+    parameters = {name: getattr(options, name) for name in OPTIONS} | {
+        "images": options.images.name
+    }
     record("accuracy", options, results, parameters, left_out(options, OPTIONS))
 
 
