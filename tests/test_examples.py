@@ -163,7 +163,6 @@ def epochs(steps, ranks):
         ("accelerate_example", 2, 2, 4),
         ("hf_trainer", 2, 2, 4),
         ("lightning_example", 1, 1, 6),  # at the end of an epoch
-        ("hf_trainer", 1, 1, 6),
     ],
 )
 def test_an_example_that_was_stopped_goes_on_at_the_very_sample(

@@ -201,7 +201,7 @@ class Builds(RuleBasedStateMachine):
 
 
 Builds.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=15,
     stateful_step_count=15,
     deadline=None,
     derandomize=True,

@@ -61,7 +61,7 @@ def stored(samples):
     ).reshape(-1, *samples.shards.array.shape)
 
 
-@pytest.mark.parametrize("examples", [50, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [50, pytest.param(200, marks=pytest.mark.slow)])
 def test_every_row_is_that_of_its_file_and_counts_add_up(write_dataset, add_array, examples):
     @given(st.data())
     @settings(max_examples=examples, deadline=None, database=None, phases=PHASES)

@@ -165,7 +165,7 @@ class Training(RuleBasedStateMachine):
             assert (self.state["epoch"], self.state["samples_seen"]) == (self.epoch, self.seen)
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [40, pytest.param(150, marks=pytest.mark.slow)])
 def test_a_training_goes_on_wherever_it_was_stopped(make_dataset, examples):
     index = make_dataset(rows=(9, 8, 6), shape=(2, 2, 3))
     dataset = MemmapDataset(index.path, columns=["index"])
