@@ -8,27 +8,22 @@ import numpy as np
 from torch import Tensor
 
 from memload.transforms.arguments import (
-    interpolation_name,
     interval,
     is_finite,
-    numbers,
-    per_channel,
     share,
     wrong,
 )
 from memload.transforms.draws import Draws
-from memload.transforms.operation_step import Fill, Interpolation, OperationStep
-from memload.transforms.operations_pass import OperationsTransform
+from memload.transforms.operation_step import Fill, OperationStep
+from memload.transforms.operations_pass import WarpingTransform
 from memload.transforms.transform import Transform
 from memload.transforms.warping import affine_matrices, perspective_matrices
 
 
-class Warp(OperationsTransform):
+class Warp(WarpingTransform):
     """The base of transforms that warp images. Subclasses define `matrices`."""
 
-    moves_pixels = takes_normalized = True
-    interpolation: Interpolation
-    fill: Fill
+    takes_normalized = True
 
     def matrices(self, draws: Draws, height: int, width: int) -> np.ndarray:
         """Return where the pixels of each image come from, float64 ``(N, 3, 3)``; see `warp`."""
@@ -36,20 +31,9 @@ class Warp(OperationsTransform):
 
     def operation_steps(self, draws: Draws, images: Tensor) -> list[OperationStep]:
         """See `OperationsTransform.operation_steps`."""
-        if self.fill is not None:
-            per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
-        return [
-            OperationStep.warp(
-                self.matrices(draws, images.shape[2], images.shape[3]),
-                self.interpolation,
-                self.fill,
-            )
-        ]
-
-    def _set_interpolation_and_fill(self, interpolation: Any, fill: Any) -> None:
-        """Check and set the arguments that all of them have."""
-        self.interpolation = interpolation_name(self, interpolation, "nearest", "bilinear")
-        self.fill = None if fill is None else numbers(self, "fill", fill)
+        self.check_fill(images)
+        matrices = self.matrices(draws, images.shape[2], images.shape[3])
+        return [OperationStep.warp(matrices, self.interpolation, self.fill)]
 
 
 class RandomAffine(Warp):
@@ -93,7 +77,7 @@ class RandomAffine(Warp):
                 raise wrong(self, "scale", "a pair of numbers above 0", repr(scale))
         self.shear = None if shear is None else _shears(self, shear)
         self.center = _center(self, center)
-        self._set_interpolation_and_fill(interpolation, fill)
+        super().__init__(interpolation, fill)
 
     def matrices(self, draws: Draws, height: int, width: int) -> np.ndarray:
         """See `Warp.matrices`.
@@ -142,7 +126,7 @@ class RandomRotation(Warp):
             advice = "All images of a batch have one size."
             raise wrong(self, "expand", "False", repr(expand), advice)
         self.center = _center(self, center)
-        self._set_interpolation_and_fill(interpolation, fill)
+        super().__init__(interpolation, fill)
 
     def matrices(self, draws: Draws, height: int, width: int) -> np.ndarray:
         """See `Warp.matrices`. Draw 0 is the angle."""
@@ -172,7 +156,7 @@ class RandomPerspective(Warp):
     ) -> None:
         self.distortion_scale = share(self, "distortion_scale", distortion_scale)
         self.p = share(self, "p", p)
-        self._set_interpolation_and_fill(interpolation, fill)
+        super().__init__(interpolation, fill)
 
     def matrices(self, draws: Draws, height: int, width: int) -> np.ndarray:
         """See `Warp.matrices`.

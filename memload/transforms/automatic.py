@@ -11,33 +11,23 @@ from torch import Tensor
 from memload.transforms import policies
 from memload.transforms.arguments import (
     integer,
-    interpolation_name,
     is_finite,
-    numbers,
     one_or_three_channels,
-    per_channel,
     share,
     wrong,
 )
 from memload.transforms.draws import Draws
-from memload.transforms.operation_step import INDEX_OF, MOVES, Fill, Interpolation, OperationStep
-from memload.transforms.operations_pass import OperationsTransform
+from memload.transforms.operation_step import INDEX_OF, MOVES, Fill, OperationStep
+from memload.transforms.operations_pass import WarpingTransform
 from memload.transforms.policies import HAS_FACTOR, HAS_SIGN, NARROW, NUM_COMMON, NUM_TIMM, WIDE
 from memload.transforms.warping import affine_matrices
 
 
-class Automatic(OperationsTransform):
+class Automatic(WarpingTransform):
     """The base of transforms that draw from many operations."""
 
-    moves_pixels = True
     #: Whether images may be posterized. Floats are refused then: normalised ones would be ruined.
     _posterizes = True
-
-    def __init__(self, interpolation: Any, fill: Fill) -> None:
-        self.interpolation: Interpolation = interpolation_name(
-            self, interpolation, "nearest", "bilinear"
-        )
-        self.fill = None if fill is None else numbers(self, "fill", fill)
 
     def _check(self, images: Tensor) -> None:
         one_or_three_channels(self, images)
@@ -45,8 +35,7 @@ class Automatic(OperationsTransform):
             expected = "uint8, as some are posterized"
             advice = "Put it before ToDtype and Normalize."
             raise wrong(self, "images", expected, images.dtype, advice)
-        if self.fill is not None:
-            per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
+        self.check_fill(images)
 
     def _step(self, operation: np.ndarray, magnitude: np.ndarray, images: Tensor) -> OperationStep:
         """Return a step for images like these, with where pixels that move come from."""

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from memload.transforms.arguments import interpolation_name, numbers, per_channel
 from memload.transforms.batch import Batch
 from memload.transforms.crops_in_torch import run_plan
 from memload.transforms.draws import Drawn, Draws
 from memload.transforms.geometry import Plan, fits_kernels
-from memload.transforms.operation_step import OperationStep
+from memload.transforms.operation_step import Fill, Interpolation, OperationStep
 from memload.transforms.operations import change_each
 from memload.transforms.passes import Pass
 from memload.transforms.transform import Transform
@@ -83,3 +84,20 @@ class OperationsTransform(Transform):
         images that cannot be changed, whatever is drawn.
         """
         raise NotImplementedError
+
+
+class WarpingTransform(OperationsTransform):
+    """The base of operations that may move pixels. What comes into view is ``fill``."""
+
+    moves_pixels = True
+
+    def __init__(self, interpolation: Any, fill: Fill) -> None:
+        self.interpolation: Interpolation = interpolation_name(
+            self, interpolation, "nearest", "bilinear"
+        )
+        self.fill: Fill = None if fill is None else numbers(self, "fill", fill)
+
+    def check_fill(self, images: Tensor) -> None:
+        """Raise ValueError for a fill that is not one of images like these."""
+        if self.fill is not None:
+            per_channel(self, "fill", self.fill, images.shape[1], images.dtype)
