@@ -37,7 +37,7 @@ import memload
 HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 PACKAGES = (
-    *("numpy", "torch", "torchvision", "triton", "pillow", "jpeg4py", "simplejpeg", "safetensors"),
+    *("numpy", "torch", "torchvision", "triton", "pillow", "jpeg4py", "safetensors"),
     *("kornia", "ffcv", "tensordict", "litdata", "pylance", "pyarrow"),
 )
 #: The number of rounds from which on quartiles say something.

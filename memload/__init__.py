@@ -4,6 +4,23 @@
 >>> dataset = memload.MemmapDataset("out.bin")
 
 Names are imported on first use, so ``import memload`` loads neither NumPy nor torch.
+
+Each folder and module imports only those below it. Down to ``storage`` all but ``measure``,
+``reading``, ``feeds`` and ``transforms`` do without torch.
+
+    cli, commands/              the command line
+    measure/                    what bounds a training: ``memload doctor``
+    inspection, contact_sheet   info and verify; preview
+    reading/                    data sets, orders of samples, batches, the Loader
+    feeds/                      rows to the device: dma, pinned, resident, cpu
+    transforms/                 augmentations of whole batches, on their device
+    editing/                    data sets made of others; export and copy
+    building/                   images to rows, in processes that may be killed
+    sources/                    what is built from: folders, tables, archives, data sets
+    storage/                    the file format: index, shards, rows
+    launch, upload              Triton kernels, and small arrays to a device
+    machine, ranks, profiling   cores and memory; processes of a training; names in timelines
+    errors, wording             exceptions; numbers and lists in messages
 """
 
 from importlib import import_module

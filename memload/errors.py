@@ -6,7 +6,7 @@
     ├── FormatError            a file is not a memload data set, or is damaged   (.path)
     │   ├── MissingError       a file is missing; also a FileNotFoundError
     │   └── ChecksumError      a file holds other bytes than were written        (.rows)
-    ├── SourceError            a folder, manifest or data set has no usable records  (.path)
+    ├── SourceError            a folder, table or data set has no usable records  (.path)
     │   └── NothingNewError    all of a source is in the data set already
     ├── DecodeError            one image cannot be used                          (.key, .reason)
     ├── BuildError             a build cannot start or continue                  (.path)

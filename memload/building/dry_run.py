@@ -14,6 +14,7 @@ import numpy as np
 from memload.building.build import build
 from memload.building.options import READING_OPTIONS, Options
 from memload.sources.samples import Source
+from memload.storage.index import Index
 from memload.wording import counted, shape_text, size_text
 
 #: Samples of the shorter and the longer of two builds, for each worker. What does not depend on
@@ -88,7 +89,7 @@ def dry_run(source: Any, output: str | Path, **options: Any) -> DryRun:
         dict.fromkeys(READING_OPTIONS),  # it is open already
         classes=checked.classes,
         size=settings.size,
-        mode=checked.mode,
+        mode=checked.mode or (checked.new_to and Index.open(checked.new_to).setting("mode")),
         max_rejects="100%",
         num_workers=checked.num_workers,
         shard_size=None,
@@ -105,7 +106,7 @@ def dry_run(source: Any, output: str | Path, **options: Any) -> DryRun:
         free_bytes=shutil.disk_usage(checked.output.parent).free,
         seconds=listing + _seconds(opened, sample_options),
         num_workers=checked.num_workers,
-        notes=tuple(opened.notes),
+        notes=(*opened.notes, *checked.notes(settings)),
     )
 
 

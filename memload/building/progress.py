@@ -1,4 +1,4 @@
-"""Shows how far a build or an export is: as a bar, or as a line in the log."""
+"""Shows how far a build, an export or a copy is: as a bar, or as a line in the log."""
 
 import contextlib
 import io

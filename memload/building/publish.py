@@ -178,7 +178,7 @@ def publish(output: Path, overwrite: bool) -> None:
         _move(folder / ledger.name, output.parent)
     else:
         ledger.unlink(missing_ok=True)
-    for name in _unused_files(replaced, output) - files:
+    for name in unused_files(replaced, output) - files:
         (output.parent / name).unlink(missing_ok=True)
     sync(output.parent)
     _move(finished, output.parent)
@@ -187,7 +187,7 @@ def publish(output: Path, overwrite: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unused_files(replaced: Path, output: Path) -> set[str]:
+def unused_files(replaced: Path, output: Path) -> set[str]:
     """Return the files of the data set that was replaced, but not those that others name, too."""
     files = _own_files(replaced, output)
     for other in output.parent.glob("*.idx") if files else ():

@@ -12,7 +12,9 @@ from memload.commands.output import Command, echo, start_logging
     "--num-threads", type=click.IntRange(1), default=16, show_default=True, help="Reads at a time."
 )
 @click.option(
-    "--overwrite", is_flag=True, help="Replace another data set, or an older state of this one."
+    "--overwrite",
+    is_flag=True,
+    help="Replace another data set, an older state of this one, or damaged files.",
 )
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 def copy(source: str, destination: str, num_threads: int, overwrite: bool, quiet: bool) -> None:

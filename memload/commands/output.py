@@ -40,7 +40,7 @@ def print_json(facts: dict[str, Any]) -> None:
     click.echo(json.dumps(facts, indent=1))
 
 
-def start_logging(quiet: bool, *, only_warnings: bool = False) -> None:
+def start_logging(quiet: bool) -> None:
     """Let memload's log, which has a line every 30 seconds, appear on stderr."""
     import logging
 
@@ -53,7 +53,7 @@ def start_logging(quiet: bool, *, only_warnings: bool = False) -> None:
     handler.setFormatter(OneLine())
     logger = logging.getLogger("memload")
     logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if only_warnings else logging.INFO)
+    logger.setLevel(logging.INFO)
 
 
 def print_report(report: Any) -> None:

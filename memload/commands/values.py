@@ -43,14 +43,6 @@ def file_size(text: str) -> int:
         raise click.BadParameter(str(error)) from None
 
 
-def memory(text: str) -> int:
-    """Parse a number of bytes above 0, with an optional unit, for ``--ram``."""
-    found = file_size(text)
-    if not found:
-        raise click.BadParameter(f"{text!r} is no memory at all. Give a size such as 256GB.")
-    return found
-
-
 def part(text: str) -> tuple[int, int]:
     """Parse I/N for ``--part``."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)

@@ -26,6 +26,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from memload.building.progress import progress as progress_of
+from memload.building.publish import unused_files
 from memload.errors import BuildError, ChecksumError, FormatError, SourceError
 from memload.sources.remote import file_system, is_url, retried, url_errors
 from memload.storage.format import index_path, shard_pattern
@@ -68,8 +69,8 @@ def copy(
         destination: A folder, or a path in it that ends as ``source`` does. One of the two is on
             this machine.
         num_threads: How many ranges of 8 MiB are read at a time.
-        overwrite: Replace another data set of the same name, or an older state of this one. Files
-            that have the same rows stay.
+        overwrite: Replace another data set of the same name, an older state of this one, or files
+            that are damaged. Files that have the same rows stay, for which all are read.
         progress: As in `memload.build`.
 
     Raises SourceError if the store cannot be read or written, FormatError if the data set is
@@ -320,11 +321,11 @@ def _download(
 ) -> list[_File]:
     """Copy what is missing into a folder, then rename it into place, the index last."""
     index, content = _read_index(store, goal.name)
-    if _is_complete(goal, content):
+    if not overwrite and _is_complete(goal, content):
         return _files(Index.read(goal), target)
     work = goal.with_suffix(".copying")
     with _locked(goal):
-        if _is_complete(goal, content):  # by another process meanwhile
+        if not overwrite and _is_complete(goal, content):  # by another process meanwhile
             return _files(Index.read(goal), target)
         files = _files(index, store)
         missing = _missing(files, target, goal.name, content, overwrite)
@@ -336,11 +337,16 @@ def _download(
                 show((done + size) // _MEGABYTE - done // _MEGABYTE, None)
                 done += size
         (work / goal.name).write_bytes(content)
-        goal.unlink(missing_ok=True)  # from here on until the end there is no data set
+        replaced = work / "replaced.idx"
+        if goal.exists():  # from here on until the end there is no data set
+            goal.replace(replaced)
         for name in [file.name for file in missing] + [goal.name]:
             sync(work / name)
             (work / name).replace(goal.with_name(name))
             sync(goal.parent)
+        left = unused_files(replaced, goal.with_suffix(".bin")) - {file.name for file in files}
+        for name in left:
+            goal.with_name(name).unlink(missing_ok=True)
         shutil.rmtree(work)
     return files
 
@@ -368,6 +374,8 @@ def _locked(goal: Path) -> Iterator[None]:
         except BlockingIOError:
             logger.info("%s: another process copies this data set; waiting for it", goal)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # this file system has no locks
+            pass
         yield
     finally:
         os.close(descriptor)

@@ -87,7 +87,11 @@ def _written_aside(targets: Sequence[Path]) -> Iterator[Path]:
         raise FileExistsError(f"{existing[0]} exists already. Remove it, or choose another output.")
     output = targets[-1]
     folder = output.with_name(f"{output.name}.exporting")
-    folder.mkdir()  # FileExistsError: another export is running, or was killed
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        advice = "another export is running, or was killed. Remove it if none is running."
+        raise FileExistsError(f"{folder} exists: {advice}") from None
     try:
         yield folder
         for target in targets:

@@ -71,7 +71,7 @@ class LoaderMeasurer:
         self._loader, self._end = loader, time.monotonic() + seconds
         self._arrays = samples_of(loader.dataset, loader._names.ordered)
         self._feed: Any = loader._given_feed
-        self.batch_size = min(loader.batch_size, len(loader.dataset))
+        self.batch_size = loader.batch_size  # samples are repeated, if there are fewer
         self.stages: list[Stage] = []
 
     def measure(self, images: Path | None, share_in_ram: float | None) -> BatchTimes:

@@ -40,7 +40,7 @@ class Job(Protocol):
 
 
 def run_ahead(
-    jobs: Iterable[Any],
+    jobs: Iterable[Job],
     *,
     side: SideStream | None = None,
     num_threads: int = 0,

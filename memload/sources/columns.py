@@ -28,6 +28,7 @@ LABEL_NAMES = ("label", "class", "labels", "fine_label", "cls", "target")
 BOX_NAMES = ("boxes", "bboxes", "bbox")
 POINT_NAMES = ("points", "landmarks", "keypoints")
 _CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"))
+_SIZES = (("x", "y", "w", "h"), ("x", "y", "width", "height"))
 #: An x that is a word, as in ``x0``, ``left_eye_x`` and ``leftX``.
 _X = re.compile(r"(?<![A-Za-z])[xX](?![A-Za-z])|(?<=[a-z])X(?![a-z])")
 #: An array that is larger than this along two axes has the size of a picture.
@@ -257,6 +258,10 @@ def notes_on_unnamed(columns: Columns) -> Iterator[str]:
         if single.keys() >= {*corners}:
             text = ",".join(single.pop(corner) for corner in corners)
             yield f"{text} are stored as they are; --boxes 'boxes={text}' lets them move as boxes"
+    for sizes in _SIZES:
+        if single.keys() >= {*sizes}:
+            text = ",".join(single.pop(size) for size in sizes)
+            yield f"{text} are stored as they are; boxes have corners: write x2 = x + width, y2 too"
     pairs, pattern = [], ""
     for name in single.values():
         for found in [*_X.finditer(name)][-1:]:

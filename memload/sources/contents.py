@@ -116,7 +116,7 @@ def _scan(path: Path) -> tuple[list[str], list[str]]:
                 is_folder = False
             if not is_folder:
                 files.append(entry.name)
-            elif not entry.name.endswith(".building"):
+            elif not entry.name.endswith((".building", ".copying", ".exporting")):
                 folders.append(entry.name)
     return files, folders
 

@@ -53,7 +53,10 @@ def open_table(path: str | Path, reading: Reading) -> Source:
     if root is None:
         root = str(path).rpartition("/")[0] if is_url(path) else Path(path).parent
     reading = replace(reading, image=reading.image or image_column(table, notes))
-    keys = Keys.of(file_names(table, str(reading.image), path))
+    names = file_names(table, str(reading.image), path)
+    if again := len(names) - len({*names}):
+        notes.append(f"each line is a sample of its own, also {again:,} whose image came before")
+    keys = Keys.of(names)
     images = files_below(root, keys)
     if isinstance(images, Files):
         _check_images(path, images)

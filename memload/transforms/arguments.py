@@ -94,12 +94,10 @@ def integer(
     return int(value)
 
 
-def share(
-    owner: object, argument: str, value: Any, expected: str = "a number from 0 to 1"
-) -> float:
+def share(owner: object, argument: str, value: Any) -> float:
     """Return a number from 0 to 1, such as a probability, as a float."""
     if not is_finite(value) or not 0 <= value <= 1:
-        raise wrong(owner, argument, expected, repr(value))
+        raise wrong(owner, argument, "a number from 0 to 1", repr(value))
     return float(value)
 
 

@@ -49,9 +49,8 @@ class Compose(Transform):
 
     With ``views=2`` the list is applied twice with different random numbers. Then images are a
     tuple of two, and so are points, masks and boxes that may move, and other columns that differ
-    between the views. ``views`` may also be a list
-    of further transforms for each view, each a `Compose` or a list. They follow those in
-    ``transforms``, and may give views of different sizes.
+    between the views. ``views`` may also be a list of further transforms for each view, each a
+    `Compose` or a list. They follow those in ``transforms``, and may give views of different sizes.
 
     ``memory_format`` is that of the images returned: ``torch.channels_last`` or
     ``torch.contiguous_format``.

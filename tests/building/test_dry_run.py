@@ -70,6 +70,16 @@ def test_a_dry_run_of_arrays_and_of_a_data_set_in_python_stores_them_as_they_are
     assert not any(tmp_path.iterdir())
 
 
+def test_a_dry_run_of_new_samples_takes_the_settings_of_the_data_set(tmp_path):
+    for count, name in ((2, "old"), (3, "new")):
+        np.save(tmp_path / f"{name}.npy", np.zeros((count, 4, 6), np.float32))
+    memload.build(tmp_path / "old.npy", tmp_path / "old.bin", mode="array", num_workers=0)
+    options = {"new_to": tmp_path / "old.bin", "num_workers": 0}
+    found = memload.dry_run(tmp_path / "new.npy", tmp_path / "new.bin", **options)
+    report = memload.build(tmp_path / "new.npy", tmp_path / "new.bin", **options)
+    assert (found.samples, found.dtype, found.bytes) == (1, "float32", report.bytes)
+
+
 def test_the_command_prints_a_dry_run(images, capsys):
     arguments = ["build", str(images), str(images.with_name("out.bin")), "-s", "8", "-j", "0"]
     main([*arguments, "--dry-run"], standalone_mode=False)

@@ -61,7 +61,7 @@ def test_it_is_the_same_after_a_way_through_a_store(dataset, memory, tmp_path):
     path = memload.copy(url, tmp_path / "back")
     assert (url, path) == ("memory://bucket/sets/out.bin", f"{tmp_path}/back/out.bin")
     assert contents(tmp_path / "back") == contents(dataset.path.parent)
-    assert memload.verify(path)
+    assert memload.verify(path).ok
 
 
 def test_between_folders(dataset, tmp_path, monkeypatch):
@@ -98,7 +98,7 @@ def test_a_copy_that_was_stopped_goes_on(dataset, server, tmp_path):
     server.fault, server.asked = (lambda path, start: None), []
     memload.copy(f"{server.url}/out.bin", tmp_path)
     assert not read & set(server.rows_asked())
-    assert memload.verify(tmp_path / "out.bin")
+    assert memload.verify(tmp_path / "out.bin").ok
     assert not (tmp_path / "out.copying").exists()
 
 
@@ -112,7 +112,7 @@ def test_a_server_that_fails_once_is_asked_again(dataset, server, tmp_path, faul
         return fault if first else None
 
     server.fault = fail
-    assert memload.verify(memload.copy(f"{server.url}/out.bin", tmp_path))
+    assert memload.verify(memload.copy(f"{server.url}/out.bin", tmp_path)).ok
 
 
 def test_a_server_without_ranges_is_an_error(dataset, server, tmp_path):
@@ -140,7 +140,7 @@ def test_rows_that_change_meanwhile_are_an_error(dataset, server, tmp_path):
     assert error.value.rows == (9,)
     assert not list(tmp_path.glob("*.bin"))
     path.write_bytes(before)
-    assert memload.verify(memload.copy(f"{server.url}/out.bin", tmp_path))
+    assert memload.verify(memload.copy(f"{server.url}/out.bin", tmp_path)).ok
 
 
 def test_an_incomplete_data_set_is_an_error(dataset, server, memory, tmp_path):
@@ -180,7 +180,7 @@ def test_another_data_set_stays_unless_it_is_to_be_replaced(
     assert (contents(tmp_path / "made"), other.path.read_bytes()) == before
     memload.copy(dataset.path, "memory://bucket", overwrite=True)
     path = memload.copy("memory://bucket/out.bin", tmp_path, overwrite=True)
-    assert memload.verify(path)
+    assert memload.verify(path).ok
     assert len(memload.MemmapDataset(path)) == 25
 
 
@@ -199,7 +199,7 @@ def test_files_that_were_renamed_with_their_index_are_found(dataset, memory, tmp
     memload.copy(dataset.path.with_name("pets.bin"), "memory://bucket")
     path = memload.copy("memory://bucket/pets.bin", tmp_path / "x")
     assert contents(tmp_path / "x") == contents(dataset.path.parent)
-    assert memload.verify(path)
+    assert memload.verify(path).ok
 
 
 def test_an_upload_that_was_stopped_looks_unfinished_and_goes_on(dataset, memory, monkeypatch):
@@ -245,7 +245,7 @@ def test_a_full_disk_is_an_error_and_the_same_call_goes_on(
         patch.setattr(shutil, "disk_usage", lambda path: full)
         with pytest.raises(memload.BuildError, match=r"has 0 MB free"):
             memload.copy("memory://bucket/out.bin", tmp_path)
-    assert memload.verify(memload.copy("memory://bucket/out.bin", tmp_path))
+    assert memload.verify(memload.copy("memory://bucket/out.bin", tmp_path)).ok
 
 
 def test_wrong_destinations(dataset, tmp_path):
@@ -286,7 +286,7 @@ def test_a_file_that_is_there_with_other_rows_is_not_taken(dataset, tmp_path, na
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FileExistsError, match=name):
         memload.copy(dataset.path, tmp_path)
-    assert memload.verify(memload.copy(dataset.path, tmp_path, overwrite=True))
+    assert memload.verify(memload.copy(dataset.path, tmp_path, overwrite=True)).ok
 
 
 def test_a_renamed_data_set_does_not_take_a_file_of_its_old_name(dataset, write_dataset, tmp_path):
@@ -370,7 +370,7 @@ def test_a_process_that_was_stopped_anywhere_leaves_nothing_that_looks_whole(
         assert "Traceback" not in error
         if process.returncode:
             assert not (target / "out.idx").exists()
-        assert memload.verify(memload.copy(f"{server.url}/out.bin", target))
+        assert memload.verify(memload.copy(f"{server.url}/out.bin", target)).ok
         assert contents(target) == contents(dataset.path.parent)
 
 
@@ -409,4 +409,25 @@ def test_a_store_with_the_interface_of_s3(dataset, tmp_path):
         f"{tmp_path}/x/out.bin",
     ]
     assert contents(tmp_path / "x") == contents(dataset.path.parent)
-    assert memload.verify(tmp_path / "x/out.bin")
+    assert memload.verify(tmp_path / "x/out.bin").ok
+
+
+def test_files_of_a_data_set_that_was_replaced_go(dataset, write_dataset, tmp_path):
+    write_dataset(tmp_path, rows=(4, 4, 4, 4), name="out.bin", seed=3)
+    before = {file.name for file in tmp_path.glob("out*")}
+    memload.copy(dataset.path, tmp_path, overwrite=True)
+    copied = {file.name for file in dataset.path.parent.glob("out*")}
+    assert {file.name for file in tmp_path.glob("out*")} == copied
+    assert before - copied
+    assert memload.verify(tmp_path / "out.bin").ok
+
+
+def test_overwrite_repairs_damaged_rows(dataset, tmp_path):
+    path = memload.copy(dataset.path, tmp_path)
+    shard = sorted(tmp_path.glob("out-*.bin"))[1]
+    content = bytearray(shard.read_bytes())
+    content[-50] ^= 1
+    shard.write_bytes(content)
+    assert not memload.verify(path).ok
+    memload.copy(dataset.path, tmp_path, overwrite=True)
+    assert memload.verify(path).ok

@@ -216,7 +216,7 @@ def test_nothing_is_replaced(make_dataset, add_array, tmp_path, name):
     with pytest.raises(FileExistsError, match="exists already"):
         memload.export(index, output, progress=False)
     (tmp_path / "new.exporting").mkdir()
-    with pytest.raises(FileExistsError, match=r"File exists: .*new\.exporting"):
+    with pytest.raises(FileExistsError, match=r"new\.exporting exists: .* Remove it"):
         memload.export(index, tmp_path / "new", progress=False)
 
 

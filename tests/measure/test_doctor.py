@@ -61,7 +61,7 @@ def test_json_has_checks_stages_and_the_verdict(output):
     found = json.loads(run_doctor(output, "--json").stdout)
     assert found["checks"][0].keys() == {"subject", "finding", "remedy", "mark"}
     assert found["verdict"]["sentence"].startswith("A batch is there after ")
-    assert found["batch_size"] == 12  # of 256 asked for
+    assert found["batch_size"] == 256  # of 12 samples, again and again
     assert all(stage["ms"] or stage["reason"] for stage in found["stages"])
     assert found["times"]["loader"] == found["verdict"]["data_ms"]
 

@@ -102,7 +102,7 @@ def test_lists_of_one_shape_are_arrays(tmp_path, kind):
     whole = open_values(tmp_path, kind, [[1, 2**60], [3, 4]])
     assert whole[0].columns["x"].tolist() == [1, 2**60]
     uneven = open_values(tmp_path, kind, [[1], [2, 3]])
-    assert "neither numbers of one shape" in uneven.notes[-1]
+    assert any("neither numbers of one shape" in note for note in uneven.notes)
 
 
 def test_large_integers_beside_null_in_lists_are_left_out(tmp_path):
@@ -226,7 +226,7 @@ def test_lists_are_points_and_boxes_filled_up_to_the_most(tmp_path, kind):
     assert np.isnan(source[2].columns["boxes"][1]).all()
     assert source.values["ids"].tolist() == [[2, 2], [-1, -1], [1, -1]]
     unnamed = open_columns(tmp_path, kind, SCENES)
-    assert "--boxes boxes" in unnamed.notes[-1]
+    assert any("--boxes boxes" in note for note in unnamed.notes)
     assert any("--points landmarks" in note for note in unnamed.notes)
 
 
@@ -466,3 +466,14 @@ def test_labels_too_large_for_an_array_of_labels_are_refused(tmp_path):
     np.save(tmp_path / "y.npy", np.array([1, 2**63], np.uint64))
     with pytest.raises(memload.SourceError, match=r"The labels in .*y.npy are"):
         memload.open_source(tmp_path / "x.npy", label=tmp_path / "y.npy")
+
+
+def test_boxes_by_their_size_are_noted_as_no_boxes(write):
+    (note,) = memload.open_source(write("path,label,x,y,width,height", "a.jpg,b,1,2,3,4")).notes
+    assert note.startswith("x,y,width,height are stored as they are; boxes have corners")
+
+
+def test_lines_of_one_image_are_noted(write):
+    path = write("path,label", "a.jpg,cat", "b.jpg,dog", "a.jpg,dog")
+    assert "also 1 whose image came before" in memload.open_source(path).notes[0]
+    assert len(memload.open_source(path)) == 3

@@ -44,7 +44,6 @@ _MAX_HISTOGRAMS = 32
 
 _BRIGHTNESS = tl.constexpr(INDEX_OF["Brightness"])
 _COLOR = tl.constexpr(INDEX_OF["Color"])
-_CONTRAST = tl.constexpr(INDEX_OF["Contrast"])
 _POSTERIZE = tl.constexpr(INDEX_OF["Posterize"])
 _SOLARIZE = tl.constexpr(INDEX_OF["Solarize"])
 _AUTOCONTRAST = tl.constexpr(INDEX_OF["AutoContrast"])
