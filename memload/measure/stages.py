@@ -85,7 +85,7 @@ class LoaderMeasurer:
         if images is not None:  # first, as its processes are forked
             name = f"decoding, {counted(cores, 'process', 'processes')}"
             decoding = self._time(name, _decode(dataset, images, cores))
-        cold_ms = self._time("disk, random rows", _read_disk(dataset)) or 0.0
+        cold_ms = self._time("disk, random rows", _read_disk(dataset))
         self._sample = self._read_into_ram()
         if self._feed == "auto":
             self._feed = expected_feed(self._arrays, loader.device, loader._cache_bytes)
@@ -109,9 +109,18 @@ class LoaderMeasurer:
             parts |= {} if bus is None or feed == "resident" else {"bus": bus}
             for name in ("resident", "dma", "pinned"):
                 self._time(f"feed {name}, no transform", self._load(feed=name, transform=None))
-        disk_ms = self._disk_times(cold_ms, share_in_ram)
+        disk_ms = self._disk_times(cold_ms or 0.0, share_in_ram)
+        knows_disk = cold_ms is not None or share_in_ram == 1
         return BatchTimes(
-            own_ms, *disk_ms, without, parts, num_threads, with_threads, is_on_gpu, decoding
+            own_ms,
+            *disk_ms,
+            knows_disk,
+            without,
+            parts,
+            num_threads,
+            with_threads,
+            is_on_gpu,
+            decoding,
         )
 
     def _time_threads(self, name: str, counts: Sequence[int], **options: Any) -> dict[int, float]:

@@ -33,6 +33,7 @@ class BatchTimes:
     #: Reading from the disk, in the first epoch and in later ones: the rows that are not in RAM.
     disk: float = 0.0
     disk_later: float = 0.0
+    disk_was_measured: bool = True
     #: The same as ``loader``, if there were no transform. None: there is none.
     without_transform: float | None = None
     #: What bringing the rows takes, by what it is.
@@ -90,6 +91,8 @@ def judge(times: BatchTimes, step_ms: float | None = None, *, is_busy: bool = Fa
         bound = "model" if wait_ms <= _NEGLIGIBLE * step_ms else bound
     sentence = _sentence(bound, data_ms, step_ms, wait_ms)
     remedy = _remedy(bound, times, threads, step_ms or 0.0)
+    if not times.disk_was_measured:
+        remedy += " The disk was not measured: rows that are not in RAM take longer."
     if is_busy:
         remedy += " Other processes were at work: measure again when they have ended."
     return Verdict(bound, sentence, remedy, data_ms, wait_ms, threads)

@@ -431,3 +431,13 @@ def test_overwrite_repairs_damaged_rows(dataset, tmp_path):
     assert not memload.verify(path).ok
     memload.copy(dataset.path, tmp_path, overwrite=True)
     assert memload.verify(path).ok
+
+
+def test_overwrite_repairs_a_damaged_object_of_a_store(dataset, memory, tmp_path):
+    memload.copy(dataset.path, "memory://bucket")
+    name = next(each for each in memory.find("/bucket") if each.endswith("00001-of-00003.bin"))
+    content = bytearray(memory.cat_file(name))
+    content[-50] ^= 1
+    memory.pipe_file(name, bytes(content))
+    memload.copy(dataset.path, "memory://bucket", overwrite=True)
+    assert memload.verify(memload.copy("memory://bucket/out.bin", tmp_path)).ok

@@ -116,3 +116,9 @@ def test_on_a_busy_machine_only_large_differences_count():
     busy = judge(times, 54, is_busy=True)
     assert (busy.bound, busy.num_threads) == ("transform", None)
     assert busy.remedy.endswith("Other processes were at work: measure again when they have ended.")
+
+
+def test_a_disk_that_could_not_be_measured_is_told():
+    times = BatchTimes(6, disk_was_measured=False)
+    assert "The disk was not measured" in judge(times, 54).remedy
+    assert "The disk was not measured" not in judge(BatchTimes(6), 54).remedy
