@@ -62,7 +62,9 @@ class Choosing(OperationsTransform):
             operation.only_for(numbers == number)
             for number, option in enumerate(self.options)
             for position, step in enumerate(option.transforms)
-            for operation in step.operation_steps(draws.inside(number).of(position), images)
+            for operation in step.operation_steps(
+                draws.inside(number).at_position(position), images
+            )
         ]
 
     def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
@@ -72,7 +74,9 @@ class Choosing(OperationsTransform):
             drawn: dict[str, Any] = {}
             for number, option in enumerate(self.options):
                 for step in option.transforms:
-                    for name, array in step.draw(draws.inside(number).of(0), images).items():
+                    for name, array in step.draw(
+                        draws.inside(number).at_position(0), images
+                    ).items():
                         nothing = drawn.get(name, NOTHING[name])
                         chosen = (numbers == number).reshape(-1, *[1] * (array.ndim - 1))
                         drawn[name] = np.where(chosen, array, nothing).astype(array.dtype)
@@ -81,7 +85,7 @@ class Choosing(OperationsTransform):
         for number, steps in enumerate(self._steps):
             first: Any = steps[0][1] if steps else None
             if is_own(first):
-                first.draw(draws.at(np.arange(0)).inside(number).of(0), images)
+                first.draw(draws.of_samples(np.arange(0)).inside(number).at_position(0), images)
         return {"numbers": numbers, "draws": draws, "samples": draws.samples}
 
     def apply(self, batch: Batch, drawn: Drawn) -> Batch:
@@ -103,7 +107,7 @@ class Choosing(OperationsTransform):
             mixes = any(any(_mixers(step)) for step in self.options[number].transforms)
             taken = np.arange(len(batch.images)) if mixes else places
             given = batch.take(taken)
-            new = run_once(steps, given, draws.at(taken).inside(number))
+            new = run_once(steps, given, draws.of_samples(taken).inside(number))
             self._put(result, places, given, new.take(places) if mixes else new)
         return result
 

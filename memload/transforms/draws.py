@@ -63,11 +63,11 @@ class Draws:
         """Return random numbers that do not depend on the epoch."""
         return replace(self, in_every_epoch=True)
 
-    def at(self, places: np.ndarray) -> "Draws":
+    def of_samples(self, places: np.ndarray) -> "Draws":
         """Return the random numbers of the samples at some places, int64 ``(n,)``."""
         return replace(self, samples=self.samples[places])
 
-    def of(self, position: int) -> "Draws":
+    def at_position(self, position: int) -> "Draws":
         """Return the random numbers of the transform at a position of the same list."""
         return replace(self, position=f"{self.prefix}{position}")
 

@@ -109,7 +109,7 @@ class RandomErasing(_Painting):
         height, width = images.shape[2:]
         # The width comes first, since the ratio of a box is its second axis over its first.
         start, length, fits = random_boxes(
-            draws.at(erased), (width, height), self.scale, self.ratio, 0
+            draws.of_samples(erased), (width, height), self.scale, self.ratio, 0
         )
         boxes = np.zeros((len(draws), 4), np.int32)
         boxes[erased] = edges_of(start[::-1], (start + length * fits)[::-1])

@@ -127,7 +127,7 @@ class Plan:
     maps_pixels: bool = False
 
     @classmethod
-    def of(cls, images: Tensor, count: int) -> "Plan":
+    def unchanged(cls, images: Tensor, count: int) -> "Plan":
         """Return a plan that does nothing to ``count`` images like these."""
         _, channels, height, width = images.shape
         axes = Axis(height, count), Axis(width, count)

@@ -30,12 +30,12 @@ class OperationsPass(Pass):
     def draw(self, draws: Draws, images: Tensor) -> dict[str, Any]:
         """See `Pass.draw`."""
         steps: list[OperationStep] = []
-        plan = Plan.of(images, len(draws))
+        plan = Plan.unchanged(images, len(draws))
         for position, step in self.steps:
             if step.kind == "pixels":
-                step.add_to(plan, draws.of(position))
+                step.add_to(plan, draws.at_position(position))
             else:
-                steps += step.operation_steps(draws.of(position), images)
+                steps += step.operation_steps(draws.at_position(position), images)
         moving = [step.matrices for step in steps if step.matrices is not None]
         drawn: dict[str, Any] = {
             f"matrices {number}": matrices for number, matrices in enumerate(moving)

@@ -93,9 +93,9 @@ class CropPass(Pass):
 
     def plan(self, draws: Draws, images: Tensor) -> Plan:
         """Return what all steps do with images like these."""
-        plan = Plan.of(images, len(draws))
+        plan = Plan.unchanged(images, len(draws))
         for position, step in self.steps:
-            step.add_to(plan, draws.of(position))
+            step.add_to(plan, draws.at_position(position))
         return plan
 
     def apply(self, batch: Batch, drawn: Drawn) -> Batch:

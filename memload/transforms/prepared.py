@@ -183,7 +183,11 @@ def run(steps: Steps, batch: Batch, drawn_for: Callable[[int, Any, Tensor], Draw
 
 def run_once(steps: Steps, batch: Batch, draws: Draws) -> Batch:
     """Return a batch after steps of a list inside of another transform; see `Draws.inside`."""
-    return run(steps, batch, lambda position, step, images: _draw(step, draws.of(position), images))
+    return run(
+        steps,
+        batch,
+        lambda position, step, images: _draw(step, draws.at_position(position), images),
+    )
 
 
 @np.errstate(all="ignore")  # a weight of 0 is no error, whatever the user's ``np.seterr`` says

@@ -56,7 +56,7 @@ def blur(
     launch(
         _kernel, count * planes * across * ceil_div(height, rows),
         images, out, weights, maps, planes, height, width, rows,
-        *images.stride(), *out.stride(), AFFINE=maps_pixels, RADIUS_X=radii[0],
+        *images.stride(), *out.stride(), MAPS_PIXELS=maps_pixels, RADIUS_X=radii[0],
         RADIUS_Y=radii[1], C=together, PIXELS=pixels, THREADS=_THREADS,
         UNROLL=max(1, min(2 * radii[1] + 1, _LOADS // (2 * radii[0] + pixels))),
         num_warps=_THREADS // 32,
@@ -68,7 +68,7 @@ def blur(
 def _kernel(
     source, out, weights, maps, planes, height, width, rows,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
-    AFFINE: tl.constexpr, RADIUS_X: tl.constexpr, RADIUS_Y: tl.constexpr, C: tl.constexpr,
+    MAPS_PIXELS: tl.constexpr, RADIUS_X: tl.constexpr, RADIUS_Y: tl.constexpr, C: tl.constexpr,
     PIXELS: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Make ``rows`` rows of ``PIXELS`` columns for each thread.
@@ -87,7 +87,7 @@ def _kernel(
     top = program // across % down * rows
     bottom = tl.minimum(top + rows, height)
     factor, offset = 1.0, 0.0
-    if AFFINE:
+    if MAPS_PIXELS:
         maps += first_channel + channel
         factor, offset = tl.load(maps), tl.load(maps + planes * C)
 
@@ -97,7 +97,7 @@ def _kernel(
             _copy_column(
                 source + (left + i) * source_x + channel * source_c,
                 out + (left + i) * out_x + channel * out_c,
-                left + i < width, top, bottom, source_y, out_y, factor, offset, AFFINE,
+                left + i < width, top, bottom, source_y, out_y, factor, offset, MAPS_PIXELS,
             )  # fmt: skip
         return
 
@@ -129,12 +129,14 @@ def _kernel(
             for i in tl.static_range(PIXELS):
                 value = _weighted_sum(window, i, PIXELS, weights_y, RADIUS_Y)
                 place = ((left + i) * out_x + channel * out_c).to(tl.uint32)
-                _store(target + place, _rounded(value), left + i < width, factor, offset, AFFINE)
+                _store(
+                    target + place, _rounded(value), left + i < width, factor, offset, MAPS_PIXELS
+                )
 
 
 @triton.jit
 def _copy_column(
-    source, out, mask, top, bottom, source_y, out_y, factor, offset, AFFINE: tl.constexpr
+    source, out, mask, top, bottom, source_y, out_y, factor, offset, MAPS_PIXELS: tl.constexpr
 ):
     """Copy a column for each thread, 16 rows at once, since most of the time is spent waiting."""
     for first in range(top, bottom, 16):
@@ -144,12 +146,12 @@ def _copy_column(
             pixels += (tl.load(source + y * source_y, mask=mask),)
         for i in tl.static_range(16):
             y = tl.minimum(first + i, bottom - 1).to(tl.int64)
-            _store(out + y * out_y, pixels[i], mask, factor, offset, AFFINE)
+            _store(out + y * out_y, pixels[i], mask, factor, offset, MAPS_PIXELS)
 
 
 @triton.jit
-def _store(target, value, mask, factor, offset, AFFINE: tl.constexpr):
-    if AFFINE:
+def _store(target, value, mask, factor, offset, MAPS_PIXELS: tl.constexpr):
+    if MAPS_PIXELS:
         value = value.to(tl.float32) * factor + offset
     tl.store(target, value.to(target.dtype.element_ty), mask=mask)
 

@@ -53,7 +53,7 @@ def crop(
         _kernel, count * tiles, images, out, boxes, maps, height, width, *size,
         plan.height.resized or 0, plan.width.resized or 0, *strides, *out_strides,
         C=channels, RESIZE=resizes, BICUBIC=plan.bicubic, ANTIALIAS=plan.antialias,
-        AFFINE=plan.maps_pixels, INSIDE=inside,
+        MAPS_PIXELS=plan.maps_pixels, INSIDE=inside,
         PADDING=0 if inside else PADDING_MODES.index(plan.padding_mode), DENSE=dense,
         ROWS=rows, COLUMNS=columns, STRIPS=strips, num_warps=warps,
     )  # fmt: skip
@@ -65,7 +65,7 @@ def _kernel(
     source, out, boxes, maps, height, width, extent_y, extent_x, resized_y, resized_x,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
     C: tl.constexpr, RESIZE: tl.constexpr, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr,
-    AFFINE: tl.constexpr, INSIDE: tl.constexpr, PADDING: tl.constexpr, DENSE: tl.constexpr,
+    MAPS_PIXELS: tl.constexpr, INSIDE: tl.constexpr, PADDING: tl.constexpr, DENSE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr,
 ):  # fmt: skip
     """Make one tile of the output.
@@ -122,7 +122,7 @@ def _kernel(
                 start_x + from_x, start_x, height, width, source_y, source_x, in_order,
                 INSIDE, PADDING,
             )  # fmt: skip
-        if AFFINE:
+        if MAPS_PIXELS:
             value = value * factor + offset
         target = (out_column + (y * out_y)[None, :]).to(tl.uint32)
         tl.store(out + target, value.to(out.dtype.element_ty), mask=in_output)

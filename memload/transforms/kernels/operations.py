@@ -115,7 +115,7 @@ class OperationsKernel:
         parts = triton.next_power_of_2(ceil_div(height * width, _PIXELS_PER_HISTOGRAM))
         parts = min(parts, _MAX_HISTOGRAMS)
         measures = images.new_empty((count, parts, channels, 256), dtype=torch.int32)
-        constants = {name: value for name, value in self.constants.items() if name != "AFFINE"}
+        constants = {name: value for name, value in self.constants.items() if name != "MAPS_PIXELS"}
         launch(
             _measure, count * parts, images, measures, *arguments,
             PARTS=parts, BLOCK=_BLOCK, **constants,
@@ -214,7 +214,7 @@ def _pass(
             "BILINEAR": interpolation == "bilinear",
             "FILLED": fill is not None,
             "PERSPECTIVE": perspective,
-            "AFFINE": is_last and plan.maps_pixels,
+            "MAPS_PIXELS": is_last and plan.maps_pixels,
         },
     )
     return kernel, numbers
@@ -234,8 +234,8 @@ def _change(
     source, out, tables, maps, numbers, height, width, fill_r, fill_g, fill_b,
     source_n, source_c, source_y, source_x, out_n, out_c, out_y, out_x,
     C: tl.constexpr, STEPS: tl.constexpr, TAKES: tl.constexpr, BILINEAR: tl.constexpr,
-    FILLED: tl.constexpr, PERSPECTIVE: tl.constexpr, MEASURES: tl.constexpr, AFFINE: tl.constexpr,
-    TIMES: tl.constexpr, BLOCK: tl.constexpr,
+    FILLED: tl.constexpr, PERSPECTIVE: tl.constexpr, MEASURES: tl.constexpr,
+    MAPS_PIXELS: tl.constexpr, TIMES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Make ``BLOCK`` pixels of a sample, ``TIMES`` times.
 
@@ -264,15 +264,15 @@ def _change(
                 )
         inside = pixel < height * width
         where = out + sample * out_n + pixel // width * out_y + pixel % width * out_x
-        _store(where, red, maps, inside, C, AFFINE)
+        _store(where, red, maps, inside, C, MAPS_PIXELS)
         if C == 3:
-            _store(where + out_c, green, maps + 1, inside, C, AFFINE)
-            _store(where + 2 * out_c, blue, maps + 2, inside, C, AFFINE)
+            _store(where + out_c, green, maps + 1, inside, C, MAPS_PIXELS)
+            _store(where + 2 * out_c, blue, maps + 2, inside, C, MAPS_PIXELS)
 
 
 @triton.jit
-def _store(where, value, maps, inside, C: tl.constexpr, AFFINE: tl.constexpr):
-    if AFFINE:
+def _store(where, value, maps, inside, C: tl.constexpr, MAPS_PIXELS: tl.constexpr):
+    if MAPS_PIXELS:
         value = value.to(tl.float32) * tl.load(maps) + tl.load(maps + C)
     tl.store(where, value.to(where.dtype.element_ty), mask=inside)
 
