@@ -8,7 +8,7 @@ from memload.building.options import Options
 from memload.building.record import DONE, crc32_field, set_columns
 from memload.building.settings import Settings
 from memload.errors import BuildError, DecodeError, describe_error
-from memload.sources.samples import Record, Source
+from memload.sources.samples import Sample, Source
 
 #: A reason is cut to this many characters, as an exception may quote a whole file.
 _MAX_REASON = 1000
@@ -33,7 +33,7 @@ class Conversion:
         self.extra_arrays = [array.name for array in settings.extra_arrays]
 
     def convert(
-        self, row: int, record: np.void, sample: Record | Exception | None = None
+        self, row: int, record: np.void, sample: Sample | Exception | None = None
     ) -> tuple[list[np.ndarray], str]:
         """Convert a sample and fill its record.
 

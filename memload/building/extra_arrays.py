@@ -40,7 +40,7 @@ class ExtraArray:
         return f"{self.shape} of {np.dtype(self.descr).name}"
 
     def seen_in(self, value: Any, max_pixels: int) -> "ExtraArray":
-        """Return this array with the type and shape of a value as `Record` has it.
+        """Return this array with the type and shape of a value as `Sample` has it.
 
         Masks of uint16 stay uint16. All others become uint8, unless an id is above 255: libraries
         often save small ids as int32 or int64. Raises DecodeError.
@@ -60,7 +60,7 @@ class ExtraArray:
         )
 
     def convert(self, value: Any, placement: Placement, max_pixels: int) -> np.ndarray:
-        """Return the row of a value as `Record` has it. Raises DecodeError, which names it."""
+        """Return the row of a value as `Sample` has it. Raises DecodeError, which names it."""
         try:
             if value is None and self.missing_id is not None:
                 return np.full(self.shape, self.missing_id, self.descr)

@@ -14,7 +14,7 @@ from memload.building.pool import Chunk, NoteRow, look_at, run
 from memload.building.record import DONE, REJECTED
 from memload.building.shard import Shard, ShardWriter
 from memload.errors import BuildError
-from memload.sources.samples import Record, Source
+from memload.sources.samples import Sample, Source
 
 #: A chunk has at most this many rows, and fewer if some workers would get less than four chunks.
 _CHUNK_ROWS = 32
@@ -110,7 +110,7 @@ class ConvertRows:
 
     def _read_together(
         self, chunk: Chunk, rows: list[int], note_row: NoteRow
-    ) -> dict[int, Record | Exception]:
+    ) -> dict[int, Sample | Exception]:
         """Return samples of a chunk, or nothing if the source gives them one by one.
 
         If that fails, each is asked for alone. So are those of a chunk that has ended a worker,

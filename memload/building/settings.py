@@ -22,7 +22,7 @@ from memload.building.resizing import (
 from memload.building.values import read_array, read_value
 from memload.errors import DecodeError
 from memload.sources.contents import MAX_PIXELS
-from memload.sources.samples import Record
+from memload.sources.samples import Sample
 from memload.storage.format import DESCRS, FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
 #: The settings of pictures apart from size and mode, which are arguments of `memload.build`, too.
@@ -147,13 +147,13 @@ class Settings:
             return {"numpy": np.__version__}
         return loaded_libraries(self.decoder)
 
-    def convert(self, record: Record, points: Sequence[str], boxes: Sequence[str] = ()) -> Row:
-        """Return the row of a record. ``points`` and ``boxes`` are names of its columns.
+    def convert(self, sample: Sample, points: Sequence[str], boxes: Sequence[str] = ()) -> Row:
+        """Return the row of a sample. ``points`` and ``boxes`` are names of its columns.
 
         Raises DecodeError, and whatever Pillow's resizing raises.
         """
         read: Any = as_stored if self.mode == "array" else read_value
-        image: Any = read(record.image, self.max_pixels)
+        image: Any = read(sample.image, self.max_pixels)
         size, flags, remarks = self.size[::-1], 0, 0
         is_array = isinstance(image, np.ndarray)
         if is_array and (image.shape, image.dtype.str) == (self.shape, self.descr):
@@ -179,14 +179,14 @@ class Settings:
             flags |= FLAG_FALLBACK * picture.used_fallback
             (width, height), (to_width, to_height) = placement.upright, placement.resized
             remarks = picture.remarks | ENLARGED * (to_width > width or to_height > height)
-        columns = record.columns
+        columns = sample.columns
         if points or boxes:
             moved = {name: placement.points(columns[name]) for name in points}
             flags |= FLAG_OUTSIDE * any(_any_outside(each, size) for each in moved.values())
             columns = {**columns, **moved}
             columns |= {name: placement.boxes(columns[name]) for name in boxes}
         extra_arrays = [
-            array.convert(record.arrays.get(array.name), placement, self.max_pixels)
+            array.convert(sample.arrays.get(array.name), placement, self.max_pixels)
             for array in self.extra_arrays
         ]
         return Row(pixels, both, flags, placement.size, columns, remarks, extra_arrays)

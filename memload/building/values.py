@@ -27,7 +27,7 @@ _PHOTOMETRIC, _SAMPLE_FORMAT = 262, 339
 
 
 def read_value(value: Any, max_pixels: int) -> bytes | Image.Image | np.ndarray:
-    """Return a value as `Record` has it. If it is a path, that are the bytes of the file.
+    """Return a value as `Sample` has it. If it is a path, that are the bytes of the file.
 
     Raises DecodeError, also for a file that is too large for any picture within ``max_pixels``, and
     BuildError if this process lacks memory or open files.
@@ -79,7 +79,7 @@ def _read_file(path: Path, max_pixels: int) -> bytes:
 def read_array(
     value: Any, max_pixels: int, check: Callable[[Image.Image], None] = lambda image: None
 ) -> np.ndarray:
-    """Return the array of a value as `Record` has it. Raises DecodeError.
+    """Return the array of a value as `Sample` has it. Raises DecodeError.
 
     The values of a picture are ``(H, W)`` or ``(H, W, C)``, as its file has them: palette indices,
     gray values of up to 16 bits or floats, or colors. A PIL image, which a data set may have

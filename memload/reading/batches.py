@@ -75,18 +75,18 @@ class JobMaker:
             # torch.cuda.stream(None) starts CUDA, which fails in a child that was forked from a
             # process that uses it.
             on_stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
-            rows, prepared = None, None
+            chunk_rows, prepared = None, None
             if len(chunk.samples):
                 with on_stream:
-                    rows = self._feed.prepare(chunk.samples)
+                    chunk_rows = self._feed.prepare(chunk.samples)
                     if isinstance(self.transform, Transform):
                         prepared = self.transform.prepare(
                             chunk.draw_numbers, seed=self._seed, epoch=self._epoch
                         )
             for part in chunk.parts:
                 pending = None
-                if rows is not None and part.stop > part.start:
-                    pending = rows.begin(part.start, part.stop)
+                if chunk_rows is not None and part.stop > part.start:
+                    pending = chunk_rows.begin(part.start, part.stop)
                 yield BatchJob(self, part, pending, prepared)
 
 

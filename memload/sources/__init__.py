@@ -7,7 +7,7 @@
     CSV, TSV, JSONL, Parquet, ──▶ a table ──┼─▶ columns ──▶ Source ──▶ take, new_to,
     Hugging Face                            │                 │        with_classes, with_files
     npy, a memload data set ────────────────┤                 ▼
-    a data set in Python ──▶ some samples ──┘      source[row] ──▶ Record: key, image,
+    a data set in Python ──▶ some samples ──┘      source[row] ──▶ Sample: key, image,
                                                                    columns, arrays
 
 Nothing here decodes a picture. Only names and columns are in memory; images are opened one by one.

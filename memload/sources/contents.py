@@ -44,7 +44,7 @@ class Contents:
     rows: np.ndarray | None = None
 
     def __getitem__(self, row: int) -> Any:
-        """Return one of them, in a form of `Record`. Raises DecodeError."""
+        """Return one of them, in a form of `Sample`. Raises DecodeError."""
         return self.read(row if self.rows is None else int(self.rows[row]))
 
     def several(self, rows: Sequence[int]) -> list[Any]:
@@ -181,7 +181,7 @@ def _unpacked(path: Path, data: bytes, size: int, crc32: int, is_deflated: bool)
 
 
 def plain(value: Any, folder: Path = _HERE) -> Any:
-    """Return a value as `Record` has an image: bytes, a path, an array, a picture, or None.
+    """Return a value as `Sample` has an image: bytes, a path, an array, a picture, or None.
 
     Hugging Face has a dict of bytes and a path. Paths are relative to ``folder``.
     """

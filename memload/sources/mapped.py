@@ -22,7 +22,7 @@ from memload.sources.columns import (
 )
 from memload.sources.contents import Contents, array_of, is_tensor, plain
 from memload.sources.reading import Reading
-from memload.sources.samples import Extra, Record, Source
+from memload.sources.samples import Extra, Sample, Source
 from memload.storage.keys import Keys
 from memload.wording import listed
 
@@ -123,7 +123,7 @@ class DatasetSource(Source):
 
     # ------------------------------------------------------------------------------- records
 
-    def _record(self, row: int, image: Any) -> Record:
+    def _sample(self, row: int, image: Any) -> Sample:
         image, entries = self._split(image)
         columns = {}
         for name, column in self.schema.items():
@@ -136,7 +136,7 @@ class DatasetSource(Source):
             for name, (kind, entry) in self._reading.entries.items()
             if entries.get(entry) is not None
         }
-        return Record(self.keys[row], _image(image), columns, arrays | self._arrays(row))
+        return Sample(self.keys[row], _image(image), columns, arrays | self._arrays(row))
 
     def _split(self, sample: Any) -> tuple[Any, dict[str, Any]]:
         """Return the image and the other entries of a sample. Raises SourceError without image."""
@@ -305,7 +305,7 @@ class _DatasetRows(Contents):
 
 
 def _image(value: Any) -> Any:
-    """Return an image or a mask as `Record` has it. Tensors have their channels first."""
+    """Return an image or a mask as `Sample` has it. Tensors have their channels first."""
     if is_tensor(value) and value.ndim == 3:
         return plain(value).transpose(1, 2, 0)
     return plain(value)

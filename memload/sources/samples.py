@@ -23,7 +23,7 @@ from memload.wording import counted, listed
 _MAX_PARTS = 10
 
 
-class Record(NamedTuple):
+class Sample(NamedTuple):
     """One image, its name, and what belongs to it.
 
     Args:
@@ -77,27 +77,27 @@ class Source(Columns):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, row: int) -> Record:
+    def __getitem__(self, row: int) -> Sample:
         """Return one record. An exception rejects this one sample."""
-        return self._record(row, self.images[row])
+        return self._sample(row, self.images[row])
 
-    def _record(self, row: int, image: Any) -> Record:
+    def _sample(self, row: int, image: Any) -> Sample:
         if image is None:
             raise DecodeError("the image is missing")
         columns = {name: values[row] for name, values in self.values.items()}
-        return Record(self.keys[row], image, columns, self._arrays(row))
+        return Sample(self.keys[row], image, columns, self._arrays(row))
 
     def _arrays(self, row: int) -> dict[str, Any]:
         return {name: each.contents[row] for name, each in self.extras.items() if each.contents}
 
-    def several(self, rows: Sequence[int]) -> list[Record | Exception]:
+    def several(self, rows: Sequence[int]) -> list[Sample | Exception]:
         """Return several records, with errors for bad ones; nothing if that is not faster."""
         if not self.images.reads_together:
             return []
-        found: list[Record | Exception] = []
+        found: list[Sample | Exception] = []
         for row, image in zip(rows, self.images.several(rows), strict=True):
             try:
-                found.append(image if isinstance(image, Exception) else self._record(row, image))
+                found.append(image if isinstance(image, Exception) else self._sample(row, image))
             except Exception as error:  # noqa: BLE001  # it may come from code of the user's
                 found.append(error)
         return found

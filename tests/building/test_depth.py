@@ -10,7 +10,7 @@ import memload
 from memload.building.resizing import FITS, INTERPOLATIONS, Placement
 from memload.building.settings import Settings
 from memload.errors import DecodeError
-from memload.sources.samples import Record
+from memload.sources.samples import Sample
 
 RNG = np.random.default_rng(0)
 DEEP = RNG.integers(0, 65536, (30, 41), dtype=np.uint16)
@@ -65,7 +65,7 @@ FILES = {
 
 def convert(image, columns=None, **options):
     settings = Settings(**{"mode": "I;16"} | options)
-    return settings.convert(Record("key", image, columns or {}), list(columns or {}))
+    return settings.convert(Sample("key", image, columns or {}), list(columns or {}))
 
 
 def pixels(row, size):

@@ -13,7 +13,7 @@ from PIL import Image
 import memload
 from memload.sources.columns import Column
 from memload.sources.contents import Contents
-from memload.sources.samples import Extra, Record, Source
+from memload.sources.samples import Extra, Sample, Source
 from memload.storage.index import Array, Index, Shard
 from memload.storage.keys import Keys
 
@@ -103,7 +103,7 @@ class Samples(Source):
     def __getitem__(self, number):
         self.act(number)
         columns, arrays = self.get_columns(number), self.get_arrays(number)
-        return Record(str(number), self.image(number), columns, arrays=arrays)
+        return Sample(str(number), self.image(number), columns, arrays=arrays)
 
 
 def mask_of(number):

@@ -14,7 +14,7 @@ from memload.building.extra_arrays import ExtraArray
 from memload.building.resizing import FITS, Placement, nearest, turn
 from memload.building.settings import Settings
 from memload.errors import DecodeError
-from memload.sources.samples import Record
+from memload.sources.samples import Sample
 
 
 def noise(width, height, seed=0, high=256):
@@ -50,7 +50,7 @@ def convert(
     **options,
 ):
     array = ExtraArray("mask", "mask", descr, size, missing_id)
-    record = Record("key", image, {}, arrays={} if mask is None else {"mask": mask})
+    record = Sample("key", image, {}, arrays={} if mask is None else {"mask": mask})
     return Settings(size=size, extra_arrays=(array,), **options).convert(record, [])
 
 
@@ -244,7 +244,7 @@ def test_what_is_no_mask_is_told(mask, text):
 
 def array_row(value, shape, descr, **options):
     array = ExtraArray("depth", "array", descr, shape)
-    record = Record("key", Image.new("RGB", (8, 6)), {}, arrays={"depth": value})
+    record = Sample("key", Image.new("RGB", (8, 6)), {}, arrays={"depth": value})
     row = Settings(size=(4, 4), extra_arrays=(array,), **options).convert(record, [])
     return np.frombuffer(row.extra_arrays[0].data, descr).reshape(shape)
 
@@ -322,7 +322,7 @@ def test_colors_of_16_bits_are_not_reduced_silently():
 
 
 def boxes_of(boxes, image, **options):
-    record = Record("key", image, {"boxes": np.asarray(boxes, np.float32)})
+    record = Sample("key", image, {"boxes": np.asarray(boxes, np.float32)})
     found = Settings(**options).convert(record, [], ["boxes"]).columns["boxes"]
     return np.asarray(found)
 
@@ -365,7 +365,7 @@ def test_masks_of_arrays_are_stored_as_they_are():
     mask = ExtraArray("mask", "mask", "|u1", (6, 8))
     settings = Settings((6, 8), mode="array", channels=5, descr="<f4", extra_arrays=(mask,))
     image = np.zeros((6, 8, 5), np.float32)
-    row = settings.convert(Record("key", image, {}, arrays={"mask": IDS}), [])
+    row = settings.convert(Sample("key", image, {}, arrays={"mask": IDS}), [])
     assert np.array_equal(row.extra_arrays[0], IDS)
     with pytest.raises(DecodeError, match="its size is 6×8, but its image has 8×6"):
-        settings.convert(Record("key", image, {}, arrays={"mask": noise(6, 8)}), [])
+        settings.convert(Sample("key", image, {}, arrays={"mask": noise(6, 8)}), [])

@@ -7,7 +7,7 @@ from PIL import Image, ImageOps, features
 from memload.building.resizing import FITS, INTERPOLATIONS, Placement
 from memload.building.settings import Settings
 from memload.errors import DecodeError
-from memload.sources.samples import Record
+from memload.sources.samples import Sample
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 
 #: Formats that can hold an EXIF orientation.
@@ -42,7 +42,7 @@ def encode(image, format="PNG", orientation=1, **options):
 def convert(image, columns=None, **options):
     """Return the row of an image. The columns are points."""
     columns = columns or {}
-    return Settings(**options).convert(Record("key", image, columns), list(columns))
+    return Settings(**options).convert(Sample("key", image, columns), list(columns))
 
 
 def converted(image, size=(16, 16), **options):
