@@ -51,7 +51,7 @@ def write_files(containers):
     """Write the files that the pages mention into the working directory."""
     for write in (containers.directory, containers.table, containers.tar, containers.zip):
         write()
-    for name in ("out.bin", "train.bin", "val.bin"):
+    for name in ("out.bin", "train.bin", "val.bin", "photos.bin", "drawings.bin"):
         memload.build("images", name, size=256, num_workers=0)
     memload.build("out.bin", "big.bin", num_workers=0)
     for name in ("train", "val", "more"):
