@@ -110,7 +110,7 @@ def run(
                 if not failure:
                     continue
                 row, chunk = worker.row, chunk._replace(is_retried=True)
-                if row == _NO_ROW:
+                if row == _NO_ROW or row in chunk.lost:  # it was not the row
                     failed_starts += 1
                     _check_starts(failed_starts, num_workers, failure)
                 elif row in suspects:
@@ -130,9 +130,9 @@ def run(
 def _check_starts(failed: int, num_workers: int, failure: str) -> None:
     if failed > 3 * num_workers:
         raise BuildError(
-            f"Workers die before their first row: {failure}. Use num_workers=0 to see the cause. "
-            "In a script, put the call under 'if __name__ == \"__main__\":', since workers import "
-            "the script on some systems."
+            f"Workers die, whatever row they are at: {failure}. Use num_workers=0 to see why. In a "
+            "script, put the call under 'if __name__ == \"__main__\":', since workers import the "
+            "script on some systems."
         )
 
 

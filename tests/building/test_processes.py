@@ -170,13 +170,17 @@ def run_script(script, *arguments):
     ("hook", "message"),
     [
         ("after_in_child=lambda: time.sleep(1)", "12"),
-        ("after_in_child=lambda: os._exit(1)", "BuildError: Workers die before their first row"),
+        ("after_in_child=lambda: os._exit(1)", "BuildError: Workers die, whatever row"),
+        (
+            "after_in_child=lambda: setattr(os, 'pwrite', lambda *_: os._exit(1))",
+            "BuildError: Workers die, whatever row",
+        ),
         ("before=lambda: os.kill(os.getpid(), signal.SIGINT)", "KeyboardInterrupt"),
         ("after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT)", "12"),
     ],
-    ids=["slow", "dies", "Ctrl-C within the fork", "Ctrl-C in the worker"],
+    ids=["slow", "dies", "dies when it writes", "Ctrl-C within the fork", "Ctrl-C in the worker"],
 )
-def test_what_comes_of_troubles_while_a_worker_starts(folder, tmp_path, hook, message):
+def test_what_comes_of_troubles_of_a_worker_whatever_its_row(folder, tmp_path, hook, message):
     script = f"""
     import os, signal, sys, time
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a thread of NumPy's could receive the Ctrl-C
