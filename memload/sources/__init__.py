@@ -12,7 +12,7 @@
 
 Nothing here decodes a picture. Only names and columns are in memory; images are opened one by one.
 
-- samples: `Source`, its records, and what makes other sources of it.
+- samples: `Source`, its samples, and what makes other sources of it.
 - reading: the options that say how a source is read.
 - contents: the bytes of images: files, ranges of files, rows of something.
 - columns: what values become: numbers, arrays, labels or categories. Nothing else decides it.

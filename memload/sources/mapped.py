@@ -121,7 +121,7 @@ class DatasetSource(Source):
         self._own_classes = _class_names(dataset, self._label) if classes is None else [*classes]
         vars(self).update(vars(self._columns_of(table)))
 
-    # ------------------------------------------------------------------------------- records
+    # ------------------------------------------------------------------------------- samples
 
     def _sample(self, row: int, image: Any) -> Sample:
         image, entries = self._split(image)
@@ -279,7 +279,7 @@ class DatasetSource(Source):
             if box is not None:
                 shape = (reading.boxes[box], *column.shape[1:])
                 columns.schema[name] = column._replace(shape=shape)
-        columns.values = {}  # those of all samples come from the records
+        columns.values = {}  # those of all samples come from the samples themselves
         has_classes = columns.schema.get("label") == Column("<i8")
         columns.classes = self._own_classes if has_classes else None
         return columns

@@ -78,7 +78,7 @@ class Source(Columns):
         return len(self.keys)
 
     def __getitem__(self, row: int) -> Sample:
-        """Return one record. An exception rejects this one sample."""
+        """Return one sample. An exception rejects this one sample."""
         return self._sample(row, self.images[row])
 
     def _sample(self, row: int, image: Any) -> Sample:
@@ -91,7 +91,7 @@ class Source(Columns):
         return {name: each.contents[row] for name, each in self.extras.items() if each.contents}
 
     def several(self, rows: Sequence[int]) -> list[Sample | Exception]:
-        """Return several records, with errors for bad ones; nothing if that is not faster."""
+        """Return several samples, with errors for bad ones; nothing if that is not faster."""
         if not self.images.reads_together:
             return []
         found: list[Sample | Exception] = []
@@ -111,7 +111,7 @@ class Source(Columns):
 
     @property
     def identity(self) -> Any:
-        """What else decides the records, as JSON has it: options, and a checksum of columns."""
+        """What else decides the samples, as JSON has it: options, and a checksum of columns."""
         checksum = 0
         for name in sorted(self.values):
             content = np.ascontiguousarray(self.values[name])

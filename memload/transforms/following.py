@@ -42,7 +42,7 @@ class Followers:
         return self.points + self.masks + self.boxes
 
     def __bool__(self) -> bool:
-        return bool(self.points or self.masks or self.boxes)
+        return bool(self.names)
 
     def check(
         self, owner: object, columns: Mapping[str, Any], images: Tensor | None, count: int
