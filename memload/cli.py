@@ -11,27 +11,18 @@ import click
 
 from memload import __version__
 from memload.commands.output import echo
-from memload.errors import MemloadError, shorten
+from memload.errors import MemloadError
 from memload.wording import printable
 
-#: The commands in groups: the module of each in `memload.commands`, and its line in ``--help``.
-_COMMANDS = {
-    "Build": {"build": ("build", "Decode images once, into a memory map.")},
-    "Look": {
-        "info": ("describe", "Describe a data set, or how far its build is."),
-        "verify": ("describe", "Compare all files with their checksums."),
-        "preview": ("describe", "Draw images with labels, masks, boxes and points."),
-    },
-    "Share": {"copy": ("copy", "Copy a data set between machines and stores.")},
-    "Change": {
-        "concat": ("edit", "Put data sets under one index, one after another."),
-        "join": ("edit", "Add arrays to the images, such as features."),
-        "relabel": ("edit", "Take labels and other columns from a table."),
-        "export": ("edit", "Write PNG files, or a tar as WebDataset."),
-    },
-    "Measure": {"doctor": ("doctor", "Say what bounds training here, and what to do.")},
+#: The commands in groups, each with the module in `memload.commands` that has them.
+_GROUPS = {
+    "Build": ("build", ["build"]),
+    "Look": ("describe", ["info", "verify", "preview"]),
+    "Share": ("copy", ["copy"]),
+    "Change": ("edit", ["concat", "join", "relabel", "export"]),
+    "Measure": ("doctor", ["doctor"]),
 }
-_MODULE_OF = {name: module for group in _COMMANDS.values() for name, (module, _) in group.items()}
+_MODULE_OF = {name: module for module, names in _GROUPS.values() for name in names}
 
 
 class _CommandLine(click.Group):
@@ -44,27 +35,24 @@ class _CommandLine(click.Group):
         """See click."""
         return [*_MODULE_OF]
 
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+    def get_command(self, context: click.Context, name: str) -> Any:
         """See click."""
-        if name not in _MODULE_OF:
-            return None
-        command: click.Command = getattr(
-            import_module(f"memload.commands.{_MODULE_OF[name]}"), name
-        )
-        return command
+        module = _MODULE_OF.get(name)
+        return module and getattr(import_module(f"memload.commands.{module}"), name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """See click."""
-        for title, commands in _COMMANDS.items():
+        for title, (_, names) in _GROUPS.items():
+            lines = [self.get_command(context, name).get_short_help_str(80) for name in names]
             with formatter.section(title):
-                formatter.write_dl([(name, line) for name, (_, line) in commands.items()])
+                formatter.write_dl([*zip(names, lines, strict=True)])
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         _prepare_streams()
         try:
             return super().main(*arguments, **options)
         except (MemloadError, ValueError, IndexError, OSError) as error:
-            echo(f"memload: {shorten(str(error))}", err=True)
+            echo(f"memload: {error}", err=True)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 sys.stdout = None  # or Python tries again to flush it
             sys.exit(1)

@@ -1,6 +1,5 @@
 """Picture a finished data set: a contact sheet of some of its samples."""
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,7 @@ from memload.storage.shards import Shards
 from memload.storage.where import matching
 from memload.wording import listed, printable
 
-#: A contact sheet has at most this many pixels, which take 400 MB of memory.
-_MAX_SHEET_PIXELS = 1 << 27
 _GAP, _CAPTION_HEIGHT = 4, 14
-#: Of a caption, no more letters fit on the widest tile.
-_MAX_CAPTION = 500
 #: From one id of a mask to the next, the hue goes this part of the circle: the golden ratio, which
 #: keeps the hues of any ids apart.
 _HUE_STEP = 0.618034
@@ -30,15 +25,12 @@ class Preview(list[int]):
     (1060, 1172)
     """
 
-    def __init__(self, samples: Sequence[int], image: Image.Image, masks: Sequence[str]) -> None:
+    def __init__(self, samples: Sequence[int], image: Image.Image) -> None:
         super().__init__(samples)
         self.image = image  #: the contact sheet
-        self.masks = masks  #: the names of all masks; the first is the one shown
 
-    def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        self.image.save(file, "PNG")
-        return file.getvalue()
+    def _repr_png_(self) -> bytes | None:
+        return self.image._repr_png_()
 
 
 def preview(
@@ -89,8 +81,7 @@ def preview(
     if mask is not None and mask not in masks:
         known_masks = f"the masks are {listed(masks)}" if masks else "it has none"
         raise ValueError(f"There is no mask {mask!r} in {index.path}: {known_masks}")
-    masks.sort(key=lambda name: name != mask)
-    sheet = _draw_sheet(index, chosen, tile, masks[0] if masks else None)
+    sheet = _draw_sheet(index, chosen, tile, mask or next(iter(masks), None))
     if output is not None:
         try:
             sheet.save(output)
@@ -99,7 +90,7 @@ def preview(
                 f"{str(output)!r} is not a name for an image: Pillow cannot write this format "
                 f"({error}). Use a name such as grid.png"
             ) from None
-    return Preview(chosen, sheet, masks)
+    return Preview(chosen, sheet)
 
 
 def _draw_sheet(index: Index, chosen: Sequence[int], tile: int, mask: str | None) -> Image.Image:
@@ -109,14 +100,7 @@ def _draw_sheet(index: Index, chosen: Sequence[int], tile: int, mask: str | None
     step_x, step_y = size[0] + _GAP, size[1] + _CAPTION_HEIGHT + _GAP
     columns = min(len(chosen), max(1, round((len(chosen) * step_y / step_x) ** 0.5)))
     rows = -(-len(chosen) // columns)
-    sheet_size = columns * step_x + _GAP, rows * step_y + _GAP
-    if math.prod(sheet_size) > _MAX_SHEET_PIXELS:
-        raise ValueError(
-            f"The preview would have {sheet_size[0]:,}×{sheet_size[1]:,} pixels: {len(chosen):,} "
-            f"tiles of {size[0]}×{size[1]}. At most {_MAX_SHEET_PIXELS:,} pixels are possible. "
-            "Show fewer samples or smaller ones"
-        )
-    sheet = Image.new("RGB", sheet_size, "white")
+    sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), "white")
     images, masks = Shards(index), None if mask is None else Shards(index, mask)
     for number, sample in enumerate(chosen):
         image = _picture(images.row(int(index.row[sample])))
@@ -178,6 +162,4 @@ def _caption(index: Index, sample: int) -> str:
         label = index.columns["label"][sample]
         name = str(label) if index.classes is None else index.classes[label]
     # The font may lack letters beyond Latin-1.
-    return (
-        printable(f"{sample} {name}"[:_MAX_CAPTION]).encode("latin-1", "replace").decode("latin-1")
-    )
+    return printable(f"{sample} {name}").encode("latin-1", "replace").decode("latin-1")

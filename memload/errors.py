@@ -17,22 +17,10 @@ A wrong argument raises `ValueError`, `TypeError` or `IndexError` instead. Each 
 wrong, names the file, key or argument, and ends with what to do.
 """
 
-import re
 from collections.abc import Sequence
 from os import PathLike, fspath
 
 Path = str | PathLike[str]
-
-
-#: Longer words, which are paths, are cut in messages.
-_MAX_WORD = 500
-
-
-def shorten(message: str) -> str:
-    """Return a message without the middle of words of more than 500 characters, such as paths."""
-    return re.sub(
-        rf"\S{{{_MAX_WORD + 1},}}", lambda word: f"{word[0][:120]}…{word[0][-120:]}", message
-    )
 
 
 class MemloadError(Exception):
@@ -41,7 +29,7 @@ class MemloadError(Exception):
 
 class _PathError(MemloadError):
     def __init__(self, message: str, *, path: Path | None = None) -> None:
-        super().__init__(shorten(message))
+        super().__init__(message)
         self.path = None if path is None else fspath(path)
 
 

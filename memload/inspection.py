@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from memload.building.status import build_status
-from memload.errors import ChecksumError, FormatError, MissingError
+from memload.errors import ChecksumError, FormatError
 from memload.machine import available_cores
 from memload.storage.format import FLAG_FALLBACK, FLAG_ORIENTED, FLAG_OUTSIDE
 from memload.storage.index import Array, Index, class_counts
@@ -32,19 +31,15 @@ def info(path: str | Path) -> dict[str, Any]:
     Args:
         path: The data set, such as ``"out.bin"``, or an index.
 
-    Raises FormatError if a file is missing or damaged, and MissingError while the data set is being
-    built: see `build_status`.
+    Raises FormatError if a file is damaged, and MissingError if one is missing, as while the data
+    set is being built: see `build_status`.
 
     >>> memload.info("out.bin")["samples"]
     1281167
     >>> memload.info("out.bin")["arrays"]["mask"]["shape"]
     [256, 256]
     """
-    try:
-        index = Index.open(path)
-    except MissingError as error:
-        status = build_status(path)
-        raise MissingError(str(status or error), path=path) from None
+    index = Index.open(path)
     image = index.image
     for array in index.arrays:
         for shard in array.shards:
@@ -124,13 +119,6 @@ class VerifyReport:
         """Return everything as JSON has it, with the path as ``"index"``."""
         facts = asdict(self)
         return {"ok": self.ok, "index": str(facts.pop("path")), **facts}
-
-    def __repr__(self) -> str:
-        found = "all as they were written"
-        if not self.ok:
-            changed = sum(len(file.bad_rows) for file in self.damaged)
-            found = f"{changed:,} of them changed, {len(self.problems):,} problems"
-        return f"VerifyReport({self.path}: {self.rows:,} rows, {self.bytes:,} bytes, {found})"
 
 
 def verify(path: str | Path, *, num_threads: int | None = None) -> VerifyReport:

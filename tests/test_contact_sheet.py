@@ -202,7 +202,6 @@ def test_of_two_masks_the_first_is_shown_or_the_one_named(masked, add_array):
     (tile,) = tiles(sheet_of(index, 12, mask="other"), 12, 8)
     assert not tile[:, :6].any()
     assert (tile[:, 6:].max(2) > 0).all()
-    assert memload.preview(index.path, mask="other", tile=12).masks == ["other", "mask"]
 
 
 def test_captions_name_the_class_the_number_or_the_file(make_dataset):
@@ -226,7 +225,6 @@ WRONG = {
     "a class": ({"class_name": "dog"}, ValueError, "no value 'dog'. It has ant, bee, cat"),
     "no index": ({"indices": []}, ValueError, "no sample to show"),
     "a mask": ({"mask": "depth"}, ValueError, r"no mask 'depth' in .*made\.idx: it has none"),
-    "a tile": ({"tile": 9000}, ValueError, "5 tiles of 9000×6000.* At most 134,217,728 pixels"),
     "no ending": ({"output": "grid"}, ValueError, r"grid'.*Pillow cannot write.*grid\.png$"),
     "a format": ({"output": "grid.psd"}, ValueError, r"grid\.psd'.*Pillow cannot write"),
     "a folder": ({"output": "none/grid.png"}, FileNotFoundError, r"none/grid\.png"),

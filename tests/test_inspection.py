@@ -153,7 +153,6 @@ def test_rows_of_every_array_are_verified(make_dataset, add_array, tmp_path):
         ["ant/0.jpg", "ant/3.jpg"],
     ]
     assert report.problems == []
-    assert "3 of them changed" in repr(report)
 
 
 def test_a_bad_row_names_the_samples_that_use_it_in_its_own_array(
@@ -239,14 +238,3 @@ def test_damage_to_the_index_is_found(name, make_dataset, tamper):
     path = tamper(make_dataset().path, damage, relist=False)
     with pytest.raises(FormatError, match=rf"made\.idx.*{name}"):
         memload.verify(path)
-
-
-def test_what_verify_found_is_one_line(make_dataset, tmp_path):
-    index = make_dataset()
-    report = memload.verify(index.path)
-    line = f"VerifyReport({index.path}: 5 rows, 360 bytes, all as they were written)"
-    assert repr(report) == line
-    data = bytearray((tmp_path / "made.bin").read_bytes())
-    data[-1] ^= 1
-    (tmp_path / "made.bin").write_bytes(data)
-    assert "1 of them changed" in repr(memload.verify(index.path))

@@ -6,7 +6,8 @@
     copy       copy
     doctor     doctor
     values     what is given to options: sizes, names, conditions
-    output     what commands print, and how ``--help`` shows them
+    output     what commands print
 
-A command imports what it needs only when it runs, so that ``--help`` is fast.
+A command imports what it needs only when it runs, so that ``--help`` is fast. The first sentence of
+its docstring is its line in ``memload --help``.
 """

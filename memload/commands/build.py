@@ -1,31 +1,40 @@
 """The command ``memload build``."""
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from memload.commands import values
-from memload.commands.output import Command, echo, print_json, print_report, start_logging
+from memload.commands.output import echo, print_json, print_report, start_logging
 from memload.errors import NothingNewError
 
-#: The options that say how a source is read, apart from those of the classes.
-_SOURCE_OPTIONS = (
-    *("image", "label", "where", "root", "extensions", "masks", "arrays", "points", "boxes"),
-)
+#: The sections of ``--help``, each with its first option.
+_SECTIONS = {
+    "image": "How the source is read",
+    "size": "How images are stored",
+    "fast": "How images are decoded",
+    "part": "Several machines",
+    "max_rejects": "Options",
+}
 
 
-class _BuildCommand(Command):
-    sections: ClassVar = {
-        "How the source is read": (*(*_SOURCE_OPTIONS, "missing_masks", "classes", "new_to"),),
-        "How images are stored": (
-            *("size", "fit", "interpolation", "mode", "background", "fill", "no_exif"),
-            "shard_size",
-        ),
-        "How images are decoded": ("fast", "decoder", "max_pixels"),
-        "Several machines": ("part",),
-    }
+class _BuildCommand(click.Command):
+    """Shows options in sections."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        records: list[tuple[str, str]] = []
+        for option in self.get_params(context):
+            if title := _SECTIONS.get(str(option.name)):
+                records = sections[title] = []
+            if record := option.get_help_record(context):
+                records.append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 # fmt: off
@@ -41,7 +50,7 @@ class _BuildCommand(Command):
     help="Column of the labels. Default: label, or another usual name. Arrays: a file (.npy)."
 )
 @click.option(
-    "--where", type=values.condition, metavar="NAME=TEXT", multiple=True,
+    "--where", type=values.named, metavar="NAME=TEXT", **values.PAIRS,
     help="Tables, Parquet, tars and memload data sets: read only what has this text, such as "
     "split=train. Repeatable."
 )
@@ -49,11 +58,11 @@ class _BuildCommand(Command):
     "--root", help="Tables: folder or URL that paths are relative to. Default: the table's folder."
 )
 @click.option(
-    "--extensions", metavar="E,F,…",
+    "--extensions", type=values.extensions, metavar="E,F,…",
     help="Folders and zips: extensions of image files, such as .jpg,.gif. Default: torchvision's."
 )
 @click.option(
-    "--mask", "masks", type=values.mask, metavar="[NAME=]FOLDER|COLUMN|TEMPLATE", multiple=True,
+    "--mask", "masks", type=values.mask, metavar="[NAME=]FOLDER|COLUMN|TEMPLATE", **values.PAIRS,
     help="Folder of masks, each with the name of its image: PNG, TIFF, BMP or .npy, whose values "
     "are ids. Stored as 'mask', or NAME. Tables and Parquet: or a column, or a template such as "
     "'masks/{id}.png'. Tars: or what follows the name of the image, such as seg for 0001.seg.png. "
@@ -64,22 +73,22 @@ class _BuildCommand(Command):
     help="Id of the whole mask of an image that has none, such as 0. Default: it is rejected."
 )
 @click.option(
-    "--array", "arrays", type=values.named, metavar="NAME=FOLDER|COLUMN|TEMPLATE", multiple=True,
+    "--array", "arrays", type=values.named, metavar="NAME=FOLDER|COLUMN|TEMPLATE", **values.PAIRS,
     help="Further pictures or .npy files, all of one shape, as with --mask, such as "
     "features=features/. Repeatable."
 )
 @click.option(
-    "--points", type=values.optionally_named, metavar="NAME[=COLUMN|PATTERN]", multiple=True,
+    "--points", type=values.optionally_named, metavar="NAME[=COLUMN|PATTERN]", **values.PAIRS,
     help="Column of lists of x, y. Or a pattern for columns of numbers, such as 'marks=x*,y*', or "
     "'marks=part_*' for x, y, x, y, …. Repeatable."
 )
 @click.option(
-    "--boxes", type=values.optionally_named, metavar="NAME[=COLUMN|PATTERN]", multiple=True,
+    "--boxes", type=values.optionally_named, metavar="NAME[=COLUMN|PATTERN]", **values.PAIRS,
     help="Column of lists of x1, y1, x2, y2, or a pattern such as 'box=x1*,y1*,x2*,y2*'. "
     "Repeatable."
 )
 @click.option(
-    "--classes", metavar="A,B,…|FILE|DATASET",
+    "--classes", type=values.classes, metavar="A,B,…|FILE|DATASET",
     help="Names of the classes, which are numbered in this order: in words, in a text file with "
     "one name a line, or those of a data set."
 )
@@ -111,7 +120,7 @@ class _BuildCommand(Command):
 @click.option("--fill", default="black", help="Color of the margin with --fit pad.")
 @click.option("--no-exif", is_flag=True, help="Ignore the EXIF orientation of images.")
 @click.option(
-    "--shard-size", type=values.file_size, metavar="BYTES",
+    "--shard-size", metavar="BYTES",
     help="Split the pixels into files of at most this size, such as 4GB."
 )
 @click.option(
@@ -127,7 +136,13 @@ class _BuildCommand(Command):
     help="Reject larger images before they take memory."
 )
 @click.option(
-    "--max-rejects", type=values.reject_limit, metavar="SHARE%|COUNT", default="10%",
+    "--part", type=values.part, metavar="I/N",
+    help="Build only the shards of part I of N, counted from 0, such as $RANK/$WORLD_SIZE. All "
+    "parts may run at once, on any machines that see SOURCE and OUT.BIN; the one that ends last "
+    "publishes. Needs --shard-size. Without --part: build what is left."
+)
+@click.option(
+    "--max-rejects", metavar="SHARE%|COUNT", default="10%",
     help="Publish nothing if more images than this cannot be used, such as 50% or 20. 0: stop at "
     "the first. OUT.rejects.csv lists them."
 )
@@ -138,12 +153,6 @@ class _BuildCommand(Command):
 @click.option(
     "--timeout", type=click.FloatRange(min=0.1), default=60,
     help="Give up on an image after this many seconds."
-)
-@click.option(
-    "--part", type=values.part, metavar="I/N",
-    help="Build only the shards of part I of N, counted from 0, such as $RANK/$WORLD_SIZE. All "
-    "parts may run at once, on any machines that see SOURCE and OUT.BIN; the one that ends last "
-    "publishes. Needs --shard-size. Without --part: build what is left."
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUT.BIN once the new one is complete.")
 @click.option(
@@ -156,7 +165,7 @@ class _BuildCommand(Command):
 )
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 def build(arguments: tuple[str, ...], **options: Any) -> None:
-    """Decode the images of SOURCE once, into the memory map OUT.BIN and its index OUT.idx.
+    """Decode the images of SOURCE once, into the memory map OUT.BIN. Its index is OUT.idx.
 
     SOURCE is a folder with one subfolder for each class, a table (.csv, .tsv, .txt, .jsonl), a
     .zip, .parquet or .tar files, an array (.npy), a memload data set (.bin, .idx), or the URL of a
@@ -179,32 +188,22 @@ def build(arguments: tuple[str, ...], **options: Any) -> None:
     # NumPy would start a thread for each core, which takes 0.1 s and which no build uses.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import memload
-    from memload.sources.opening import UsageError
-
     start_logging(quiet or is_dry_run)
     exif, progress = not options.pop("no_exif"), False if quiet else None
     try:
-        source, output = source_and_output(arguments, options)
+        source, output = source_and_output(arguments)
         run = memload.dry_run if is_dry_run else memload.build
         report: Any = run(source, output, exif=exif, progress=progress, **options)
     except ValueError as error:
-        text = with_typed_option(str(error))
-        raise (click.UsageError if isinstance(error, UsageError) else ValueError)(text) from None
+        raise click.UsageError(with_typed_option(str(error))) from None
     except NothingNewError as error:  # that is no failure
         if not quiet:
             echo(str(error), err=True)
         return
-    try:
-        if as_json:
-            print_json(report.as_dict())
-        elif not quiet:
-            print_report(report)
-    except OSError as error:  # stdout is a full disk, for example
-        if not is_dry_run:
-            error.strerror = (
-                f"{report.path} is complete, but this cannot be printed: {error.strerror}"
-            )
-        raise
+    if as_json:
+        print_json(report.as_dict())
+    elif not quiet:
+        print_report(report)
 # fmt: on
 
 
@@ -217,19 +216,13 @@ def with_typed_option(message: str) -> str:
     return message
 
 
-def source_and_output(arguments: Sequence[str], options: dict[str, Any]) -> tuple[Any, str]:
-    """Return what to build from, and the output.
-
-    Options for reading become those of `memload.build`.
-    """
+def source_and_output(arguments: Sequence[str]) -> tuple[Any, str]:
+    """Return what to build from, and the output."""
     if len(arguments) < 2:
         raise click.UsageError(f"Give SOURCE and OUT.BIN. Given: {' '.join(arguments) or 'none'}.")
     *sources, output = arguments
-    options |= _reading_options(options)
     if len(sources) == 1:
-        return sources[0], output  # if the output's name is wrong, memload.build says so
-    if not output.endswith(".bin"):  # known before many files are opened
-        raise click.UsageError(f"OUT.BIN comes last, and ends in .bin. {output} is given.")
+        return sources[0], output
     from memload.sources.opening import paths_of
 
     if paths_of(sources) is None:  # these would be taken for samples
@@ -237,24 +230,3 @@ def source_and_output(arguments: Sequence[str], options: dict[str, Any]) -> tupl
             f"{len(sources)} sources are given: {', '.join(sources[:3])}. Build them one by one."
         )
     return sources, output
-
-
-def _reading_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for reading as `memload.build` has them."""
-    pairs = {name: options[name] for name in ("where", "masks", "arrays", "points", "boxes")}
-    names = {"masks": "--mask", "arrays": "--array"}
-    found: dict[str, Any] = {
-        name: values.by_name(names.get(name, f"--{name}"), each) or None
-        for name, each in pairs.items()
-    }
-    endings, classes = options["extensions"], options["classes"]
-    found["extensions"] = endings and [
-        f".{each.strip().lstrip('.')}" for each in endings.split(",")
-    ]
-    is_file = classes and (
-        classes.endswith((".bin", ".idx", ".txt")) or os.path.exists(classes)  # noqa: PTH110  # slow
-    )
-    found["classes"] = (
-        classes if is_file or not classes else [name.strip() for name in classes.split(",")]
-    )
-    return found

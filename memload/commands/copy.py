@@ -2,10 +2,10 @@
 
 import click
 
-from memload.commands.output import Command, echo, start_logging
+from memload.commands.output import echo, start_logging
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @click.option(

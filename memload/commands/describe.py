@@ -8,18 +8,18 @@ from typing import Any
 import click
 
 from memload.commands import values
-from memload.commands.output import Command, echo, print_json
+from memload.commands.output import echo, print_json
 from memload.wording import counted, listed, shape_text
 
 #: Entries that are printed of a long list of names, such as the columns of a table.
-_MOST_ENTRIES = 20
+_MOST_ENTRIES = 12
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("path", metavar="OUT.BIN")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(path: str, as_json: bool) -> None:
-    """Describe a data set (OUT.BIN or an index). While it is being built, say how far that is."""
+    """Describe OUT.BIN, or say how far its build is. An index will do, too."""
     from memload import inspection
     from memload.building.status import build_status
 
@@ -35,12 +35,18 @@ def info(path: str, as_json: bool) -> None:
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
-    """Print what is known of a data set."""
+    """Print what is known of a data set, with units, and with what is long summed up."""
     facts["arrays"] = {name: _array_line(array) for name, array in facts["arrays"].items()}
     facts["columns"] = {name: _column_line(column) for name, column in facts["columns"].items()}
     for name, counts in facts.pop("category_counts", {}).items():
         facts["categories"][name] = _with_counts(facts["categories"][name], counts)
-    facts["statistics"] = _readable_statistics(facts)
+    statistics = facts["statistics"]
+    for name in {"source_width", "source_height"} & statistics.keys():
+        statistics[name] = "{:,} to {:,} pixels".format(*statistics[name])
+    if counts := statistics.get("class_counts"):
+        statistics["class_counts"] = f"{min(counts):,} to {max(counts):,} samples in each class"
+        if len(counts) <= _MOST_ENTRIES:
+            statistics["class_counts"] = _with_counts(facts["classes"], counts)
     for line in _lines(facts):
         echo(line)
 
@@ -61,19 +67,6 @@ def _column_line(column: dict[str, Any]) -> str:
     return " ".join(filter(None, [column["dtype"], shape_text(column["shape"][1:]), kind]))
 
 
-def _readable_statistics(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the statistics of a data set with units, and with long lists summed up."""
-    statistics = dict(facts["statistics"])
-    for name in ("source_width", "source_height"):
-        if name in statistics:
-            statistics[name] = "{:,} to {:,} pixels".format(*statistics[name])
-    if counts := statistics.get("class_counts"):
-        named = _with_counts(facts["classes"], counts)
-        summary = f"{min(counts):,} to {max(counts):,} samples in each class"
-        statistics["class_counts"] = named if len(named) <= 12 else summary
-    return statistics
-
-
 def _with_counts(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     return [f"{name} {count:,}" for name, count in zip(names, counts, strict=True)]
 
@@ -85,16 +78,17 @@ def _lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
             yield from _lines(dict(islice(value.items(), _MOST_ENTRIES)), indent + "  ")
             if len(value) > _MOST_ENTRIES:
                 yield f"{indent}  … ({len(value):,})"
-        elif isinstance(value, list) and len(value) > 12:
-            yield f"{indent}{name}: {', '.join(map(str, value[:8]))}, … ({len(value):,})"
         elif isinstance(value, list):
-            shown = (f"{item:.4f}" if isinstance(item, float) else str(item) for item in value)
+            first = value[:_MOST_ENTRIES]
+            shown = [f"{item:.4f}" if isinstance(item, float) else str(item) for item in first]
+            if len(value) > _MOST_ENTRIES:
+                shown.append(f"… ({len(value):,})")
             yield f"{indent}{name}: {', '.join(shown)}"
         else:
             yield f"{indent}{name}: {value}"
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("path", metavar="OUT.BIN")
 @click.option(
     "--num-threads",
@@ -103,9 +97,7 @@ def _lines(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def verify(path: str, num_threads: int | None, as_json: bool) -> None:
-    """Read all files of OUT.BIN and compare them with their checksums. The exit status is 1 if
-    anything differs.
-    """
+    """Compare all files of OUT.BIN with their checksums. The exit status is 1 if any differs."""
     from memload import inspection
 
     report = inspection.verify(path, num_threads=num_threads)
@@ -117,12 +109,11 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
     for damaged in report.damaged:
         file, array = report.path.parent / damaged.file, damaged.array
         rows, keys = listed(damaged.bad_rows, 20), listed(damaged.bad_keys, 5)
-        command = "build" if damaged.file.endswith(".bin") else "join"  # of another program's file
         echo(
             f"memload: {file} is damaged: {len(damaged.bad_rows):,} of "
             f"{counted(damaged.rows, 'row')}{'' if array == 'image' else f' of array {array!r}'} "
             f"changed after they were written: rows {rows}{f' ({keys})' if keys else ''}. "
-            f"Restore the file, or run 'memload {command}' again.",
+            "Restore the file, or make it again.",
             err=True,
         )
     if not report.ok:
@@ -130,7 +121,7 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
     echo(f"{path}: {counted(report.rows, 'row')}, {report.bytes:,} bytes, all as they were written")
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("path", metavar="OUT.BIN")
 @click.argument("output", metavar="GRID.PNG", type=values.FILE)
 @click.option("--count", type=click.IntRange(min=1), default=64, help="Number of random samples.")
@@ -150,7 +141,7 @@ def verify(path: str, num_threads: int | None, as_json: bool) -> None:
     help="Width of each sample in pixels.",
 )
 def preview(path: str, output: str, **options: Any) -> None:
-    """Write a contact sheet of OUT.BIN with labels, a mask, boxes and points.
+    """Draw samples of OUT.BIN with labels, a mask, boxes and points.
 
     \b
       memload preview out.bin grid.png
@@ -158,8 +149,4 @@ def preview(path: str, output: str, **options: Any) -> None:
     import memload
 
     shown = memload.preview(path, output, **options)
-    line = f"{output}: {counted(len(shown), 'sample')} of {path}"
-    if len(shown.masks) > 1:
-        mask, *others = shown.masks
-        line += f", with {mask!r}. Its other masks are shown by --mask: {listed(others)}"
-    echo(line)
+    echo(f"{output}: {counted(len(shown), 'sample')} of {path}")

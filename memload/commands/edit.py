@@ -5,10 +5,10 @@ from typing import Any
 import click
 
 from memload.commands import values
-from memload.commands.output import Command, echo, start_logging
+from memload.commands.output import echo, start_logging
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("paths", metavar="OUT.BIN...", nargs=-1, required=True)
 @click.argument("output", metavar="ALL.IDX", type=values.FILE)
 @click.option(
@@ -28,16 +28,23 @@ def concat(paths: tuple[str, ...], output: str, columns: Any, overwrite: bool) -
     """
     import memload
 
-    start_logging(quiet=False)
+    start_logging()
     _write(memload.concat(*paths, columns=columns), output, overwrite)
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("path", metavar="OUT.BIN")
-@click.argument("arrays", metavar="NAME=FILE...", type=values.array, nargs=-1, required=True)
+@click.argument(
+    "arrays",
+    metavar="NAME=FILE...",
+    type=values.named,
+    nargs=-1,
+    required=True,
+    callback=values.by_name,
+)
 @click.argument("output", metavar="BOTH.IDX", type=values.FILE)
 @click.option("--overwrite", is_flag=True, help="Replace BOTH.IDX if it exists.")
-def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite: bool) -> None:
+def join(path: str, arrays: dict[str, str], output: str, overwrite: bool) -> None:
     """Add arrays to the images of OUT.BIN, such as features. Nothing is copied.
 
     FILE is an NPY file with a row for each sample, or a data set whose samples have the same names.
@@ -48,11 +55,11 @@ def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite:
     """
     import memload
 
-    start_logging(quiet=False)
-    _write(memload.join(path, **values.by_name("NAME=FILE", arrays)), output, overwrite)
+    start_logging()
+    _write(memload.join(path, **arrays), output, overwrite)
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("path", metavar="OUT.BIN")
 @click.argument("table", metavar="TABLE")
 @click.argument("output", metavar="NEW.IDX", type=values.FILE)
@@ -77,14 +84,16 @@ def join(path: str, arrays: tuple[tuple[str, str], ...], output: str, overwrite:
 )
 @click.option("--overwrite", is_flag=True, help="Replace NEW.IDX if it exists.")
 def relabel(path: str, table: str, output: str, overwrite: bool, **options: Any) -> None:
-    """Give OUT.BIN the labels and other columns of TABLE (.csv, .tsv, .jsonl). Pixels stay.
+    """Give OUT.BIN the labels and other columns of TABLE. Pixels stay.
+
+    TABLE is a .csv, .tsv or .jsonl file.
 
     \b
       memload relabel out.bin labels.csv new.idx
     """
     import memload
 
-    start_logging(quiet=False)
+    start_logging()
     _write(memload.relabel(path, table, **options), output, overwrite)
 
 
@@ -100,20 +109,20 @@ def _write(index: Any, output: str, overwrite: bool) -> None:
     echo(f"{output}: {', '.join(facts)}")
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("path", metavar="OUT.BIN")
 @click.argument("output", metavar="FOLDER|X.TAR")
 @click.option(
     "--where",
-    type=values.condition,
+    type=values.named,
     metavar="NAME=VALUE",
-    multiple=True,
+    **values.PAIRS,
     help="Take only samples with this value in a column, such as label=cat, or with one of "
     "several: label=cat,dog. Repeatable: all must hold.",
 )
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 def export(path: str, output: str, where: Any, quiet: bool) -> None:
-    """Write the samples of OUT.BIN as PNG files into a folder, or into a tar as WebDataset.
+    """Write samples of OUT.BIN as PNG files, or as a tar for WebDataset.
 
     The folder gets a folder for each class, and metadata.jsonl with labels and columns. Masks and
     other arrays go beside it: FOLDER.mask.
@@ -126,7 +135,7 @@ def export(path: str, output: str, where: Any, quiet: bool) -> None:
     from memload.wording import counted
 
     start_logging(quiet)
-    index = memload.where(memload.Index.open(path), **values.by_name("--where", where))
+    index = memload.where(memload.Index.open(path), **(where or {}))
     memload.export(index, output, progress=False if quiet else None)
     if not quiet:
         echo(f"{output}: {counted(len(index), 'sample')}")

@@ -1,33 +1,11 @@
-"""What commands print, and how ``--help`` shows them."""
+"""What commands print."""
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from memload.wording import printable
-
-
-class Command(click.Command):
-    """Shows options in sections."""
-
-    #: The sections of the help text, each with its options. The others come last.
-    sections: ClassVar[Mapping[str, Sequence[str]]] = {}
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click."""
-        section_of = {name: title for title, names in self.sections.items() for name in names}
-        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in self.sections}
-        for option in self.get_params(context):
-            record = option.get_help_record(context)
-            if isinstance(option, click.Option) and record:  # not an argument
-                title = section_of.get(str(option.name), "Options")
-                sections.setdefault(title, []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -40,7 +18,7 @@ def print_json(facts: dict[str, Any]) -> None:
     click.echo(json.dumps(facts, indent=1))
 
 
-def start_logging(quiet: bool) -> None:
+def start_logging(quiet: bool = False) -> None:
     """Let memload's log, which has a line every 30 seconds, appear on stderr."""
     import logging
 
@@ -59,7 +37,6 @@ def start_logging(quiet: bool) -> None:
 def print_report(report: Any) -> None:
     """Print the notes of a report on stderr, then its summary."""
     for note in report.notes:
-        with suppress(OSError):  # stderr is full; the closing line is worth more
-            echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     for line in str(report).splitlines():
         echo(line)

@@ -51,10 +51,6 @@ _KINDS: Mapping[str, _Kind] = {
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-class UsageError(ValueError):
-    """Sources that cannot be built together, or an option that a source does not have."""
-
-
 def open_source(
     source: Any,
     *,
@@ -137,15 +133,15 @@ def open_source(
 
 
 def _check_options(options: Mapping[str, Any], reading: Reading, kind: _Kind, place: str) -> None:
-    """Raise UsageError for options that a kind of source does not have."""
+    """Raise ValueError for options that a kind of source does not have."""
     given = [name for name in options if options[name] and name not in ("masks", "arrays")]
     if unknown := [f"--{name}" for name in given if name not in kind.options]:
-        raise UsageError(
+        raise ValueError(
             f"{', '.join(unknown)}: {place} is {kind.description}, to which this does not apply. "
             "Leave it out."
         )
     if kind is not _MAPPED and any(isinstance(most, int) for most in reading.boxes.values()):
-        raise UsageError(
+        raise ValueError(
             f"--boxes: the most is found in {place}. Give names: boxes={[*reading.boxes]}."
         )
 
@@ -202,7 +198,7 @@ def _kind_of_paths(paths: Sequence[str]) -> tuple[_Kind, Any]:
     kind = kinds.pop()
     takes_several = kind is not None and kind.takes_several
     if kinds or (len(paths) > 1 and not takes_several):
-        raise UsageError(
+        raise ValueError(
             f"{len(paths)} sources are given: {listed(paths, 3)}. Several files of one kind can be "
             "built together if they are tar or Parquet files. Build others one by one."
         )

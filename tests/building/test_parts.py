@@ -141,7 +141,7 @@ def test_the_command_builds_parts(drill, place, expected):
         assert done.exit_code == 0, done.output
     assert drill.files(place) == expected
     wrong = CliRunner().invoke(main, [*arguments, "--part", "2/2"])
-    assert (wrong.exit_code, "part 2 of 2 does not exist" in wrong.output) == (2, True)
+    assert (wrong.exit_code, "--part: (2, 2) is not (i, n)" in wrong.output) == (2, True)
 
 
 # Executors

@@ -1,10 +1,10 @@
 """What `memload doctor` and `memload.diagnose` find on staged machines, data sets and loaders."""
 
-import importlib
 import json
 import os
+import re
+import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,9 +37,11 @@ def slowly(images):
 def test_without_a_data_set_the_machine_is_checked():
     done = run_doctor()
     assert done.exit_code == 0, done.output
-    for subject in ("cores", "load", "RAM", "decoders", "GPU"):
+    for subject in ("cores", "load", "RAM", "GPU"):
         assert check_of(done.stdout, subject).startswith("ok")
-    assert f"torch {torch.__version__}" in check_of(done.stdout, "versions")
+    versions = check_of(done.stdout, "versions")
+    for name in (f"torch {torch.__version__}", f"memload {memload.__version__}", "libjpeg"):
+        assert name in versions
     found = json.loads(run_doctor("--json").stdout)
     assert (found["ok"], found["stages"], found["verdict"]) == (True, [], None)
 
@@ -49,7 +51,8 @@ def test_with_a_data_set_the_verdict_comes_first_and_all_stages_follow(output):
     done = run_doctor(output, "--step-ms", "5e6", "--batch-size", 8)
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("The model bounds training: it takes 5,000,000 ms per batch")
-    assert "12 samples of 16×16×3 uint8, 13.3 kB in 1 file" in check_of(done.stdout, "data set")
+    found = "12 samples of 16×16×3 uint8, 13.3 kB in 1 file, 100% of the images in RAM"
+    assert found in check_of(done.stdout, "data set")
     table = done.stdout.partition("batches of 8 samples")[2]
     for name in ("disk, random rows", "your Loader, cpu, ", "gathering, 1 thread", "without its"):
         assert name in table
@@ -63,7 +66,9 @@ def test_json_has_checks_stages_and_the_verdict(output):
     assert found["verdict"]["sentence"].startswith("A batch is there after ")
     assert found["batch_size"] == 256  # of 12 samples, again and again
     assert all(stage["ms"] or stage["reason"] for stage in found["stages"])
-    assert found["times"]["loader"] == found["verdict"]["data_ms"]
+    (own,) = (stage for stage in found["stages"] if stage["name"].startswith("your Loader"))
+    assert own["ms"] == found["verdict"]["data_ms"]
+    assert found["speedup"] is None
 
 
 def test_decoding_the_images_is_compared_with_the_loader(output, folder, monkeypatch):
@@ -72,6 +77,7 @@ def test_decoding_the_images_is_compared_with_the_loader(output, folder, monkeyp
     assert "The Loader is " in done.stdout
     assert " times as fast as decoding the images." in done.stdout
     assert "decoding, 1 process " in done.stdout
+    assert json.loads(run_doctor(output, "--images", folder, "--json").stdout)["speedup"] > 0
 
 
 def test_a_folder_without_the_images_is_told(output, tmp_path):
@@ -83,7 +89,7 @@ def test_a_folder_without_the_images_is_told(output, tmp_path):
 def test_what_is_not_measured_in_time_is_said(output, monkeypatch):
     monkeypatch.setattr("memload.measure.diagnosis._SECONDS", -1.0)
     found = memload.diagnose(memload.Loader(output, 4, transform=slowly), step_ms=1)
-    assert found.verdict.bound == "loading"
+    assert found.verdict.bound == "transform"  # what the verdict needs is always measured
     reasons = {stage.reason for stage in found.stages}
     assert reasons == {"", "not measured: there was no time left"}
 
@@ -115,8 +121,7 @@ def test_too_few_threads_are_found(output):
     loader = memload.Loader(output, 4, transform=slowly, num_threads=1)
     found = memload.diagnose(loader, step_ms=20)
     assert found.verdict.bound == "threads"
-    assert found.verdict.num_threads in (2, 4)
-    assert f"num_threads={found.verdict.num_threads}" in found.verdict.remedy
+    assert re.search(r"num_threads=[24]: ", found.verdict.remedy)
 
 
 def test_a_loader_without_threads_lets_the_model_wait_for_all(output):
@@ -176,59 +181,32 @@ def test_a_container_with_few_cores_and_little_memory_is_told(tmp_path, monkeypa
 
 
 def test_torch_that_cannot_be_imported_is_broken(monkeypatch):
-    def import_module(name):
-        if name == "torch":
-            raise OSError("libcudart.so.13: cannot open shared object file\nmore")
-        return importlib.import_module(name)
-
-    monkeypatch.setattr(checks, "importlib", SimpleNamespace(import_module=import_module))
+    monkeypatch.setitem(sys.modules, "torch", None)
     done = run_doctor("out.bin")
     assert done.exit_code == 1
-    assert "cannot be imported: libcudart.so.13: cannot" in check_of(done.stdout, "torch")
+    assert "cannot be imported: import of torch halted" in check_of(done.stdout, "torch")
 
 
 def test_a_driver_without_a_gpu_in_torch_is_broken(tmp_path, monkeypatch):
-    (tmp_path / "version").touch()
-    monkeypatch.setattr(checks, "_NVIDIA_DRIVER", tmp_path / "version")
-    for version, remedy in (
-        ("13.0", "Is CUDA_VISIBLE_DEVICES empty"),
-        (None, "Install torch with"),
-    ):
-        monkeypatch.setattr(torch.version, "cuda", version)
-        done = run_doctor()
-        assert done.exit_code == 1
-        assert "torch finds no GPU" in check_of(done.stdout, "GPU")
-        assert remedy in check_of(done.stdout, "GPU")
+    monkeypatch.setattr(checks, "_NVIDIA_DRIVER", tmp_path)
+    done = run_doctor()
+    assert done.exit_code == 1
+    line = check_of(done.stdout, "GPU")
+    assert f"torch {torch.__version__} finds no GPU. Is CUDA_VISIBLE_DEVICES empty" in line
 
 
-def test_a_busy_machine_is_told(output, monkeypatch):
+def test_a_busy_machine_is_told(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     for load, mark in ((4.5, "ok"), (5.0, "note")):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert check_of(run_doctor().stdout, "load").startswith(mark)
-    found = memload.diagnose(memload.Loader(output, 4))
-    assert found.verdict.remedy.endswith("measure again when they have ended.")
 
 
 def test_a_libjpeg_without_turbo_is_noted(monkeypatch):
     monkeypatch.setattr(checks, "loaded_libraries", lambda: {"pillow": "12.0", "libjpeg": "9.5"})
-    line = check_of(run_doctor().stdout, "decoders")
+    line = check_of(run_doctor().stdout, "versions")
     assert line.startswith("note")
     assert "pillow 12.0, libjpeg 9.5" in line
-
-
-def test_a_file_system_on_the_network_is_noted(output, tmp_path, monkeypatch):
-    findmnt = tmp_path / "bin/findmnt"
-    findmnt.parent.mkdir()
-    for kind, mark in (("ext4", "ok"), ("nfs4", "note"), ("fuse.s3fs", "note")):
-        findmnt.write_text(f"#!/bin/sh\necho {kind}")
-        findmnt.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{findmnt.parent}:{os.environ['PATH']}")
-        line = check_of(run_doctor(output).stdout, "file system")
-        assert line.startswith(mark)
-        assert kind in line
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "not known" in check_of(run_doctor(output).stdout, "file system")
 
 
 def test_the_share_in_ram_is_not_known_of_files_of_others(make_dataset, monkeypatch):
@@ -243,23 +221,16 @@ def test_the_share_in_ram_is_not_known_of_files_of_others(make_dataset, monkeypa
 
 
 def test_what_is_no_data_set_is_a_line_and_status_1(tmp_path, output):
-    missing = run_doctor(tmp_path / "none.bin", "--step-ms", 54)
-    assert missing.exit_code == 1
-    assert missing.stderr == ""  # nothing is measured
-    assert "none.idx does not exist" in missing.stdout.splitlines()[-1]
     (tmp_path / "text.idx").write_text("no index")
-    assert run_doctor(tmp_path / "text.bin").exit_code == 1
     memload.MemmapDataset(output).subset([]).save(tmp_path / "empty.idx")
-    empty = run_doctor(tmp_path / "empty.idx")
-    assert empty.exit_code == 1
-    assert "has no samples" in check_of(empty.stdout, "data set")
-
-
-def test_a_data_set_that_is_being_built_is_said_to_be(folder, tmp_path):
-    memload.build(folder, tmp_path / "new.bin", size=16, shard_size=8192, part=(0, 2))
-    done = run_doctor(tmp_path / "new.bin", "--step-ms", 54)
-    assert done.exit_code == 1
-    assert "rows are done" in done.stdout.splitlines()[-1]
+    for name, message in (
+        ("none.bin", "none.idx does not exist"),
+        ("text.bin", "text.idx"),
+        ("empty.idx", "has no batches"),
+    ):
+        done = run_doctor(tmp_path / name, "--step-ms", 54)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert message in done.stderr.splitlines()[-1]
 
 
 def test_measuring_that_fails_is_a_line_after_all_checks(output, monkeypatch):
@@ -272,7 +243,7 @@ def test_measuring_that_fails_is_a_line_after_all_checks(output, monkeypatch):
     assert check_of(done.stdout, "measuring").endswith("CUDA out of memory.")
 
 
-@pytest.mark.parametrize("step_ms", [0, -1, float("nan"), float("inf"), "54", True, [54]])
+@pytest.mark.parametrize("step_ms", [0, -1, float("nan"), float("inf")])
 def test_a_step_that_is_no_time_is_refused(output, step_ms):
     with pytest.raises(ValueError, match="step_ms must be a positive number of milliseconds"):
         memload.diagnose(memload.Loader(output, 4), step_ms=step_ms)
@@ -283,8 +254,11 @@ def test_loaders_that_cannot_be_diagnosed_are_refused(output):
         memload.diagnose([], step_ms=54)
     for loader, message in (
         (memload.Loader(output, batch_sampler=[[0, 1]]), "not with batch_sampler"),
-        (memload.Loader(output, 10_000, drop_last=True), "has no batches"),
-        (memload.Loader(memload.MemmapDataset(output).subset([])), "has no samples"),
+        (
+            memload.Loader(output, 10_000, drop_last=True),
+            "has no batches. Give it samples, or a smaller batch_size",
+        ),
+        (memload.Loader(memload.MemmapDataset(output).subset([])), "has no batches"),
     ):
         with pytest.raises(ValueError, match=message):
             memload.diagnose(loader)
@@ -303,9 +277,8 @@ def test_errors_of_a_transform_are_raised(output):
     [
         ["--step-ms", "54"],
         ["--images", "."],
-        [""],
         ["out.bin", "--step-ms", "0"],
-        ["out.bin", "--step-ms", "nan"],
+        ["out.bin", "--step-ms", "soon"],
         ["out.bin", "--batch-size", "0"],
     ],
     ids=" ".join,
