@@ -1,6 +1,6 @@
 """What a network learns from stored squares, beside the whole photographs.
 
-    python -m benchmarks.accuracy --images caltech-101/ [--seeds 5] [--jobs 8] [--folder trained/]
+    python -m benchmarks.accuracy --images caltech-101/ [--seeds 5] [--jobs 8] [--data trained/]
 
 A ResNet-18 is trained from scratch, in the same steps for all arms, and tested on every fifth
 photograph of each class. The arms are different ways from the photographs to the crops:
@@ -17,10 +17,8 @@ figures are the mean of all seeds, its standard error, the bytes that are stored
 an epoch. These are the median of a short training that has the machine for itself, without its first
 epoch; there, a worker on each core decodes JPEGs in each epoch. Then ``--jobs`` trainings at a time
 share the GPU. So that this takes minutes, the JPEGs' crops come from photographs that were decoded
-once and stay in memory.
-
-``--only`` runs the arms whose names contain a word. What is in ``--folder`` from an earlier run with
-the same parameters is not built or trained again.
+once and stay in memory. What is in ``--data`` from an earlier run with the same parameters is not
+built or trained again.
 """
 
 import argparse
@@ -32,16 +30,17 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import memload
-from benchmarks.harness import CORES, argument_parser, left_out, record
+from benchmarks.harness import CORES, parse_options, record
 from memload import transforms
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -58,7 +57,7 @@ STORED = {
 }
 ARMS = ("JPEGs", *STORED)
 TEST_EVERY, JPEG = 5, (".jpg", ".jpeg")
-OPTIONS: dict[str, Any] = {"side": 128, "epochs": 60, "batch": 128, "seeds": 5, "jobs": 1}
+NUMBERS = {"side": 128, "epochs": 60, "batch": 128, "seeds": 5, "jobs": 1}
 AUTOCAST = torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda")
 RATE, DECAY, WARM_UP = 0.1, 5e-4, 5
 #: The epochs of the short training whose time is measured, and its seed.
@@ -100,12 +99,8 @@ def split(images: Path) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     return parts
 
 
-class Batches(NamedTuple):
-    """Batches to train with, anew in each iteration, batches to test with, and what ends both."""
-
-    training: Any
-    testing: Any
-    last_step: Any = nn.Identity()
+#: Batches to train with, anew in each iteration, batches to test with, and what ends both.
+Batches = tuple[Any, Any, Callable[[Tensor], Tensor]]
 
 
 def jpegs(options: argparse.Namespace, seed: int) -> Batches:
@@ -127,22 +122,20 @@ def jpegs(options: argparse.Namespace, seed: int) -> Batches:
         for part, crop in zip(split(options.images), (draw, middle), strict=True)
     )
     normalise = [transforms.Normalize("imagenet"), transforms.ToDtype(torch.float32)]
-    return Batches(
-        load(train, shuffle=True, drop_last=True), load(test), transforms.Compose(normalise)
-    )
+    return load(train, shuffle=True, drop_last=True), load(test), transforms.Compose(normalise)
 
 
 def stored(options: argparse.Namespace, arm: str, seed: int) -> Batches:
     """Return batches of memload's."""
-    train, test = (options.folder / f"{arm}, {part}.bin" for part in ("train", "test"))
+    train, test = (options.data / f"{arm}, {part}.bin" for part in ("train", "test"))
     load = partial(memload.Loader, batch_size=options.batch, device=DEVICE)
     _, _, least = STORED[arm]
     crop = transforms.RandomResizedCrop(options.side, scale=(least, 1))
-    draw = [crop, transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
-    return Batches(
-        load(train, shuffle=True, drop_last=True, seed=seed, transform=transforms.Compose(draw)),
-        load(test, transform=transforms.evaluate(options.side)),
+    draw = transforms.Compose(
+        [crop, transforms.RandomHorizontalFlip(), transforms.Normalize("imagenet")]
     )
+    training = load(train, shuffle=True, drop_last=True, seed=seed, transform=draw)
+    return training, load(test, transform=transforms.evaluate(options.side)), nn.Identity()
 
 
 def build(options: argparse.Namespace, arm: str) -> int:
@@ -150,26 +143,20 @@ def build(options: argparse.Namespace, arm: str) -> int:
     parts = split(options.images)
     if arm == "JPEGs":
         return sum(Path(path).stat().st_size for part in parts for path, _ in part)
-    scale, fit, _ = STORED[arm]
+    (scale, fit, _), total = STORED[arm], 0
     for name, part in zip(("train", "test"), parts, strict=True):
-        path = options.folder / f"{arm}, {name}.bin"
+        path = options.data / f"{arm}, {name}.bin"
         if not path.with_suffix(".idx").exists():
             photographs = [(Path(path), label) for path, label in part]
             side = math.ceil(scale * options.side)
             memload.build(photographs, path, size=side, fit=fit, progress=False)
-    return sum(path.stat().st_size for path in options.folder.glob(f"{arm}, *.bin"))
+        total += path.stat().st_size
+    return total
 
 
-def accuracy(network: nn.Module, batches: Batches) -> float:
-    """Return the share of test photographs whose class is the likeliest, in percent."""
-    network.eval()
-    right, count = torch.zeros((), device=DEVICE), 0
-    with torch.inference_mode(), AUTOCAST:
-        for images, labels, *_ in batches.testing:
-            scores = network(batches.last_step(images.to(DEVICE)))
-            right += (scores.argmax(1) == labels.to(DEVICE)).sum()
-            count += len(labels)
-    return 100 * right.item() / count
+def result_path(options: argparse.Namespace, arm: str, seed: int, epochs: int) -> Path:
+    """Return the file for what a training finds."""
+    return options.data / f"{arm}, seed {seed}, {epochs} epochs.json"
 
 
 def train(options: argparse.Namespace, arm: str, seed: int, epochs: int) -> None:
@@ -178,19 +165,19 @@ def train(options: argparse.Namespace, arm: str, seed: int, epochs: int) -> None
 
     torch.manual_seed(seed)
     batches = jpegs(options, seed) if arm == "JPEGs" else stored(options, arm, seed)
+    training, testing, last_step = batches
     network = resnet18(num_classes=1 + max(label for _, label in split(options.images)[0]))
     network = network.to(DEVICE, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
         network.parameters(), RATE, momentum=0.9, nesterov=True, weight_decay=DECAY
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, RATE, epochs * len(batches.training), pct_start=min(0.3, WARM_UP / epochs)
+        optimizer, RATE, epochs * len(training), pct_start=min(0.3, WARM_UP / epochs)
     )
     times = [time.perf_counter()]
     for _ in range(epochs):
-        network.train()
-        for images, labels, *_ in batches.training:
-            images = batches.last_step(images.to(DEVICE, non_blocking=True))
+        for images, labels, *_ in training:
+            images = last_step(images.to(DEVICE, non_blocking=True))
             with AUTOCAST:
                 scores = network(images.to(memory_format=torch.channels_last))
                 loss = nn.functional.cross_entropy(scores, labels.to(DEVICE, non_blocking=True))
@@ -200,68 +187,59 @@ def train(options: argparse.Namespace, arm: str, seed: int, epochs: int) -> None
             schedule.step()
         loss.item()  # waits for the device
         times.append(time.perf_counter())
+    network.eval()
+    right, count = 0, 0
+    with torch.inference_mode(), AUTOCAST:
+        for images, labels, *_ in testing:
+            scores = network(last_step(images.to(DEVICE)))
+            right += (scores.argmax(1) == labels.to(DEVICE)).sum().item()
+            count += len(labels)
     later = [end - start for start, end in itertools.pairwise(times[1:])]
-    result = {
-        "accuracy (%)": accuracy(network, batches),
+    found = {
+        "accuracy (%)": 100 * right / count,
         "epoch (s)": statistics.median(later or [times[1] - times[0]]),
     }
-    print(f"{arm}, seed {seed}, {epochs} epochs: {result}", file=sys.stderr, flush=True)
-    result_path(options, arm, seed, epochs).write_text(json.dumps(result))
+    print(f"{arm}, seed {seed}, {epochs} epochs: {found}", file=sys.stderr, flush=True)
+    result_path(options, arm, seed, epochs).write_text(json.dumps(found))
 
 
-def result_path(options: argparse.Namespace, arm: str, seed: int, epochs: int) -> Path:
-    """Return the file for what a training found."""
-    return options.folder / f"{arm}, seed {seed}, {epochs} epochs.json"
-
-
-def run(options: argparse.Namespace, trainings: list[tuple[str, int, int]], jobs: int) -> list[Any]:
-    """Do the trainings of which nothing is in the folder; return what all of them found."""
+def in_processes(options: argparse.Namespace, trainings: list[Any], jobs: int) -> list[Any]:
+    """Do the trainings of which nothing is there, so many at a time; return what all found."""
     context = multiprocessing.get_context("spawn")
+    missing = [training for training in trainings if not result_path(options, *training).exists()]
     # a new process for each, so that none has threads or memory of the one before
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        missing = [one for one in trainings if not result_path(options, *one).exists()]
-        for done in [pool.submit(train, options, *one) for one in missing]:
-            done.result()
-    return [json.loads(result_path(options, *one).read_text()) for one in trainings]
+        list(pool.map(partial(train, options), *zip(*missing, strict=True)))
+    return [json.loads(result_path(options, *training).read_text()) for training in trainings]
 
 
 def main() -> None:
-    """Parse the command line, train all arms, print, and add a line to ``results/``."""
-    parser = argument_parser()
-    parser.add_argument("--images", type=Path, required=True, help="a folder for each class")
-    parser.add_argument("--only", default="", help="a word in the names of the arms to run")
-    parser.add_argument("--folder", type=Path, help="keep here what was built and trained")
-    for name, default in OPTIONS.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
-    options = parser.parse_args()
-    if options.quick:
-        options.epochs, options.seeds = 1, 2
-    arms = [arm for arm in ARMS if options.only in arm]
-    results: dict[str, Any] = {}
+    """Train all arms, print, and add a line to ``results/``."""
+    usual = {"images": None, "data": None, **NUMBERS}
+    options = parse_options(usual, {"epochs": 1, "seeds": 2}, sys.argv[1:])
+    if not options.images:
+        sys.exit("Give --images a folder that has a folder of photographs for each class.")
+    seeds, results = range(options.seeds), {}
     with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as temporary:
         name = f"{options.images.name}, side {options.side}, batch {options.batch}"
-        options.folder = (options.folder or Path(temporary)) / f"{name}, {options.epochs} epochs"
-        options.folder.mkdir(parents=True, exist_ok=True)
-        sizes = {arm: build(options, arm) for arm in arms}
-        timed = run(options, [(arm, TIMED, TIMED_EPOCHS) for arm in arms], jobs=1)
-        seeds = range(options.seeds)
-        trainings = [(arm, seed, options.epochs) for arm in arms for seed in seeds]
-        trained = run(options, trainings, options.jobs)
-    for number, arm in enumerate(arms):
-        found = trained[number * len(seeds) :][: len(seeds)]
-        shares = [one["accuracy (%)"] for one in found]
+        options.data = (options.data or Path(temporary)) / f"{name}, {options.epochs} epochs"
+        options.data.mkdir(parents=True, exist_ok=True)
+        sizes = [build(options, arm) for arm in ARMS]
+        timed = in_processes(options, [(arm, TIMED, TIMED_EPOCHS) for arm in ARMS], 1)
+        trainings = [(arm, seed, options.epochs) for arm in ARMS for seed in seeds]
+        trained = iter(in_processes(options, trainings, options.jobs))
+    for arm, size, alone in zip(ARMS, sizes, timed, strict=True):
+        shares = [next(trained)["accuracy (%)"] for _ in seeds]
         deviation = statistics.stdev(shares) if len(shares) > 1 else math.nan
         results[arm] = {
             "accuracy (%)": statistics.mean(shares),
             "standard error (%)": deviation / math.sqrt(len(shares)),
             "seeds": len(shares),
-            "epoch (s)": timed[number]["epoch (s)"],
-            "stored (bytes)": sizes[arm],
+            "epoch (s)": alone["epoch (s)"],
+            "stored (bytes)": size,
         }
-    parameters = {name: getattr(options, name) for name in OPTIONS} | {
-        "images": options.images.name
-    }
-    record("accuracy", options, results, parameters, left_out(options, OPTIONS))
+    parameters = {name: getattr(options, name) for name in NUMBERS}
+    record("accuracy", options, NUMBERS, results, parameters | {"images": options.images.name})
 
 
 if __name__ == "__main__":

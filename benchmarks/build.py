@@ -1,21 +1,16 @@
 """Building a data set.
 
     python -m benchmarks.build build --images photographs/ [--fast]
-    python -m benchmarks.build fidelity --images photographs/
 
-- build: `memload build` beside bare loops that store the same rows on all cores, both as a user sees
-  them, from the start of the process to its end. The bare loops are one process per core; each
-  starts Python and Pillow, reads its share of the files, decodes, resizes and crops as memload does,
-  computes checksums, writes into one file and flushes it. Files are warm. Other work on the machine
-  does not disturb the ratio of CPU time. The JPEGs below ``--images``, or made ones of
-  ImageNet's sizes, are repeated under other names until there are ``--count``.
-- fidelity: the share of pictures that are stored equal to those made without memload (decoded by
-  Pillow, with torchvision's arithmetic of Resize and CenterCrop), and the median and the least PSNR
-  in dB; equal pictures count as 99.
+`memload build` stands beside bare loops that store the same rows on all cores, both as a user sees
+them, from the start of the process to its end. The bare loops are one process per core; each starts
+Python and Pillow, reads its share of the files, decodes, resizes and crops as memload does, computes
+checksums, writes into one file and flushes it. Files are warm. Other work on the machine does not
+disturb the ratio of CPU time. The JPEGs below ``--images``, or made ones of ImageNet's sizes, are
+repeated under other names until there are ``--count``.
 """
 
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -23,12 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image, ImageOps
-
-import memload
-from benchmarks.data import EQUAL, find_jpegs, psnr, resized
-from benchmarks.harness import CORES, Way, cpu_of_children, run_one_of, run_python
+from benchmarks.data import find_jpegs
+from benchmarks.harness import CORES, Benchmark, Way, cpu_of_children, run
 
 LOOP = """
 import os, sys, zlib
@@ -87,8 +78,9 @@ def build(options: Any, folder: Path) -> dict[str, Way]:
         }
 
     def by_memload() -> None:
-        settings = ["--size", options.side, "--quiet", *["--fast"] * options.fast]
-        run_python("-m", "memload", "build", images, output, *settings)
+        settings = ["--size", str(options.side), "--quiet", *["--fast"] * options.fast]
+        command = [sys.executable, "-m", "memload", "build", str(images), str(output), *settings]
+        subprocess.run(command, check=True)
 
     def bare() -> None:
         shares = [(options.side, options.fast, n, CORES, images, output) for n in range(CORES)]
@@ -100,50 +92,16 @@ def build(options: Any, folder: Path) -> dict[str, Way]:
     return {"memload": lambda: measured(by_memload), "bare": lambda: measured(bare)}
 
 
-def reference(path: Path, side: int) -> np.ndarray:
-    """Return a picture of side × side, made without memload."""
-    return resized(ImageOps.exif_transpose(Image.open(path)).convert("RGB"), side)
-
-
-def fidelity(options: Any, folder: Path) -> dict[str, Way]:
-    """Return how near to the reference each kind of build is."""
-    images = options.images or folder / "made"
-    find_jpegs(options.images, images, 240)
-    wanted = [reference(images / key, options.side) for key in memload.open_source(images).keys]
-
-    def compare(decoder: Any, fast: bool) -> dict[str, float]:
-        output, settings = folder / "pixels.bin", {"decoder": decoder, "fast": fast}
-        memload.build(images, output, size=options.side, overwrite=True, progress=False, **settings)
-        stored = np.load(output, mmap_mode="r")
-        decibels = [psnr(one, other) for one, other in zip(wanted, stored, strict=True)]
-        equal = sum(value == EQUAL for value in decibels) / len(decibels)
-        middle, least = statistics.median(decibels), min(decibels)
-        return {"share of equal pictures": equal, "median PSNR": middle, "least PSNR": least}
-
-    def way(fast: bool) -> Way:
-        return lambda: compare(options.decoder, fast)
-
-    return {options.decoder: way(False), f"{options.decoder}, fast": way(True)}
-
+PAIRS = {"ratio": "images/s", "ratio of CPU time": "images per second of CPU"}
+BENCHMARKS = {
+    "build": Benchmark(
+        build,
+        {"images": None, "count": 1500, "side": 256, "fast": False, "rounds": 5},
+        quick={"count": 300},
+        ratios={name: (f"memload › {it}", f"bare › {it}") for name, it in PAIRS.items()},
+        facts={"files": "warm"},
+    )
+}
 
 if __name__ == "__main__":
-    run_one_of({
-        "build": {
-            "ways": build,
-            "options": {"images": None, "count": 1500, "side": 256, "fast": False, "rounds": 5},
-            "quick": {"count": 300},
-            "ratios": {
-                "ratio": ("memload › images/s", "bare › images/s"),
-                "ratio of CPU time": (
-                    "memload › images per second of CPU",
-                    "bare › images per second of CPU",
-                ),
-            },
-            "facts": {"files": "warm"},
-        },
-        "fidelity": {
-            "ways": fidelity,
-            "options": {"images": None, "side": 256, "decoder": ("pillow", "jpeg4py"), "rounds": 1},
-            "quick": {"side": 64},
-        },
-    })  # fmt: skip
+    run(BENCHMARKS)

@@ -1,8 +1,16 @@
 """From a folder of 60,000 JPEG files to the accuracy on its test files, by the clock on the wall.
 
-    python -m benchmarks.cifar10 --images cifar10/                      # has train/CLASS/*.jpg, test/CLASS/*.jpg
-    python -m benchmarks.cifar10 --batches cifar-10-batches-bin/        # makes such a folder
-    python -m benchmarks.cifar10 --quick                                # generated, on a CPU, too
+    python -m benchmarks.cifar10 --images cifar10/    # has train/CLASS/*.jpg and test/CLASS/*.jpg
+    python -m benchmarks.cifar10 --quick              # made pictures, on a CPU, too
+
+This makes such a folder:
+
+    for part in ("train", "test"):
+        pictures = torchvision.datasets.CIFAR10(".", part == "train", download=True)
+        for number, (image, label) in enumerate(pictures):
+            path = Path("cifar10", part, pictures.classes[label], f"{number:05d}.jpg")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path, quality=75)
 
 The clock runs from the start of a new process to the printed accuracy, with all imports, the start of
 CUDA and whatever else a first batch takes. Nothing is compiled but memload's kernels. The arms:
@@ -25,25 +33,22 @@ The parts: "start" is Python, torch and CUDA. "build" ends when all pictures are
 ends when one is on the GPU, normalised. "steps" is from making the network to the last step. "test"
 averages six views of each test picture.
 
-``--batches`` is the unpacked binary version of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html).
 JPEGs of quality 75 are not the original pictures, for which the network is described with 94 %.
-Others report 2 to 3.3 points less with such files, too. ``--only`` runs the arms whose names contain a
-word.
+Others report 2 to 3.3 points less with such files, too.
 """
 
+import argparse
 import itertools
-import json
 import math
 import mmap
 import multiprocessing
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,42 +60,27 @@ from benchmarks.cifar10_network import Training, accuracy, make_network
 from benchmarks.data import made_pictures
 from benchmarks.harness import (
     CORES,
+    Benchmark,
+    Child,
     Way,
     cpu_of_children,
     move,
-    run_benchmark,
-    run_python,
+    run,
     wait_for_device,
 )
 
-SIDE, PADDING, QUALITY = 32, 2, 75
+SIDE, PADDING = 32, 2
 #: Of CIFAR-10's training pictures, for values from 0 to 1.
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.float16 if DEVICE.type == "cuda" else torch.float32
 
-Batches = Iterable[tuple[Tensor, Tensor]]
+#: What an arm trains on, whose iterations are epochs, and what it tests with.
+Loaders = tuple[Any, Iterable[tuple[Tensor, Tensor]]]
+#: The options of the command line, with ``images``, which has train/CLASS/*.jpg and test/CLASS/*.jpg,
+#: and ``built``, where files are or are to be built.
+Setting = argparse.Namespace
 Tensors = dict[str, tuple[Tensor, Tensor]]
-
-
-@dataclass
-class Setting:
-    """What an arm is given."""
-
-    images: Path  #: has train/CLASS/*.jpg and test/CLASS/*.jpg
-    built: Path  #: where files are, or are to be built
-    batch: int
-    workers: int
-    epochs: int
-    width: float
-
-
-class Loaders(NamedTuple):
-    """What an arm trains on, and tests with: each iteration of ``train`` is an epoch."""
-
-    train: Batches
-    steps: int  #: in an epoch; a last batch that is not whole is left out
-    test: Batches
 
 
 class Normalise:
@@ -114,6 +104,9 @@ class Moved:
 
     def __init__(self, batches: Any) -> None:
         self.batches, self.normalise = batches, Normalise()
+
+    def __len__(self) -> int:
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in move(self.batches, DEVICE):
@@ -140,7 +133,7 @@ def open_image_folders(setting: Setting, _: None) -> Loaders:
     test = DataLoader(
         ImageFolder(setting.images / "test", v2.PILToTensor()), setting.batch, **options
     )
-    return Loaders(Moved(train), len(train), Moved(test))
+    return Moved(train), Moved(test)
 
 
 # By hand
@@ -197,10 +190,8 @@ class OnDevice:
         return len(self.labels) // self.batch
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order, side = (
-            torch.randperm(len(self.labels), device=DEVICE),
-            torch.arange(SIDE, device=DEVICE),
-        )
+        order = torch.randperm(len(self.labels), device=DEVICE)
+        side = torch.arange(SIDE, device=DEVICE)
         for chosen in order[: len(self) * self.batch].split(self.batch):
             shape = (2, self.batch, 1)
             down, right = torch.randint(0, 2 * PADDING + 1, shape, device=DEVICE)
@@ -215,12 +206,8 @@ def open_tensors(setting: Setting, tensors: Tensors) -> Loaders:
     """Return what one writes by hand for a data set that fits in the device's memory."""
     train = OnDevice(*tensors["train"], setting.batch)
     pixels, labels = (values.to(DEVICE).split(setting.batch) for values in tensors["test"])
-    normalise = Normalise()
-    test = [
-        (normalise(p.permute(0, 3, 1, 2)), of_them)
-        for p, of_them in zip(pixels, labels, strict=True)
-    ]
-    return Loaders(train, len(train), test)
+    images = [train.normalise(part.permute(0, 3, 1, 2)) for part in pixels]
+    return train, list(zip(images, labels, strict=True))
 
 
 # memload
@@ -247,7 +234,7 @@ def open_memload(setting: Setting, _: None) -> Loaders:
     test = memload.Loader(
         setting.built / "test.bin", setting.batch, transform=transforms.Compose(plain)
     )
-    return Loaders(train, len(train), test)
+    return train, test
 
 
 # A run
@@ -267,15 +254,14 @@ ARMS: dict[str, tuple[Callable[[Setting], Any], Callable[[Setting, Any], Loaders
 }
 
 
-def run(arm: str, setting: Setting, started: float) -> dict[str, float]:
+def run_arm(setting: Setting, arm: str, started: float) -> dict[str, float]:
     """Train and test; return the accuracy, and the seconds of each part from the start."""
     parts: dict[str, float] = {}
 
     def end(part: str) -> None:
         wait_for_device()
-        parts[f"{part} (s)"] = (
-            parts.get(f"{part} (s)", 0) + time.perf_counter() - started - sum(parts.values())
-        )
+        seconds = time.perf_counter() - started - sum(parts.values())
+        parts[f"{part} (s)"] = parts.get(f"{part} (s)", 0) + seconds
 
     prepare, open_loaders = ARMS[arm]
     end("start")
@@ -283,102 +269,81 @@ def run(arm: str, setting: Setting, started: float) -> dict[str, float]:
     end("build")
     torch.zeros(1, device=DEVICE)  # starts CUDA
     end("start")
-    loaders = open_loaders(setting, prepared)
-    batches = iter(loaders.train)
+    train, test = open_loaders(setting, prepared)
+    batches = iter(train)
     first = next(batches)
     end("first batch")
     network = make_network(first[0], len(list((setting.images / "train").iterdir())), setting.width)
-    training = Training(network, setting.epochs * loaders.steps, loaders.steps)
+    training = Training(network, setting.epochs * len(train), len(train))
     for epoch in range(setting.epochs):
-        for images, labels in loaders.train if epoch else itertools.chain([first], batches):
+        for images, labels in train if epoch else itertools.chain([first], batches):
             training.step(images, labels)
     end("steps")
-    share = accuracy(network, loaders.test)
+    share = accuracy(network, test)
     end("test")
     if training.done != training.steps:
         raise RuntimeError(f"There were {training.done} steps instead of {training.steps}.")
     return {"seconds": sum(parts.values()), "accuracy (%)": 100 * share, **parts}
 
 
-def leave_files(setting: Setting) -> dict[str, float]:
+def leave_files(setting: Setting) -> None:
     """Leave what the arms find that have their files there, kernels in Triton's cache, too."""
     torch.save(decode_all(setting), setting.built / "tensors.pt")
     build(setting)
-    for batches in open_memload(setting, None)[::2]:
+    for batches in open_memload(setting, None):
         next(iter(batches))
-    return {}
 
 
 # The benchmark
 
 
-def write_batches(batches: Path, folder: Path) -> Path:
-    """Write the binary version of CIFAR-10 as JPEG files; return their folder."""
-    classes = (batches / "batches.meta.txt").read_text().split()
-    for part, pattern in (("train", "data_batch_*.bin"), ("test", "test_batch.bin")):
-        records = np.concatenate(
-            [np.fromfile(file, np.uint8) for file in sorted(batches.glob(pattern))]
-        )
-        for number, record in enumerate(records.reshape(-1, 1 + 3 * SIDE**2)):
-            path = folder / part / classes[record[0]] / f"{number:05d}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = record[1:].reshape(3, SIDE, SIDE).transpose(1, 2, 0)
-            Image.fromarray(np.ascontiguousarray(pixels)).save(path, quality=QUALITY)
-    return folder
-
-
-def child(arm: str, setting: Setting) -> dict[str, float]:
-    """Run an arm in a new process; return what it found, with the CPU time of all its processes."""
-    described, kernels = json.dumps(asdict(setting), default=str), str(setting.built / "kernels")
-    before, started = cpu_of_children(), time.perf_counter()  # of one clock for all processes
-    command = ("-m", "benchmarks.cifar10", "--run", arm, described, started)
-    found = run_python(*command, TRITON_CACHE_DIR=kernels)
-    return json.loads(found) | {"CPU (s)": cpu_of_children() - before}
+def in_process(setting: Setting, function: str, *arguments: Any) -> Any:
+    """Return what a function of this module returns in a new process."""
+    child = Child("cifar10", TRITON_CACHE_DIR=str(setting.built / "kernels"))
+    try:
+        return child.ask(function, setting, *arguments)
+    finally:
+        child.end()
 
 
 def ways(options: Any, folder: Path) -> dict[str, Way]:
     """Return a run of each arm."""
-    images, kept = options.images, folder / "kept"
-    if options.batches:
-        images = write_batches(options.batches, folder / "cifar10")
-    elif not images:
-        images = folder / "made"
+    images, kept = options.images or folder / "made", folder / "kept"
+    if not options.images:
         for part, share in (("train", 5), ("test", 1)):
-            made_pictures(images / part, options.pictures * share // 6, size=(SIDE, SIDE))
+            count = options.pictures * share // 6
+            made_pictures(images / part, count, size=(SIDE, SIDE))
     kept.mkdir(exist_ok=True)
-    facts = {field.name: getattr(options, field.name, None) for field in fields(Setting)}
-    setting = Setting(**facts | {"images": images, "built": kept})
-    child("", setting)
+    setting = Setting(**vars(options) | {"images": images, "built": kept})
+    in_process(setting, "leave_files")
 
     def way(arm: str) -> dict[str, float]:
-        if arm != "memload, build":
-            return child(arm, setting)
         with tempfile.TemporaryDirectory(dir=folder) as fresh:
-            return child(arm, Setting(**facts | {"images": images, "built": Path(fresh)}))
+            setting.built = Path(fresh) if arm == "memload, build" else kept
+            cpu, started = cpu_of_children(), time.perf_counter()  # of one clock for all processes
+            found = in_process(setting, "run_arm", arm, started)
+            return found | {"CPU (s)": cpu_of_children() - cpu}
 
     arms = [*ARMS][find_spec("torchvision") is None :]  # all but ImageFolder need no torchvision
-    arms = [arm for arm in arms if not options.only or any(word in arm for word in options.only)]
-    return {f"{arm}, {options.epochs} epochs": lambda arm=arm: way(arm) for arm in arms}
+    return {f"{arm}, {options.epochs} epochs": partial(way, arm) for arm in arms}
 
 
-USUAL: dict[str, Any] = {
-    "images": None,
-    "batches": None,
-    "rounds": 10,
-    "epochs": 8,
-    "batch": 2000,
-    "width": 1.0,
-    "workers": CORES,
-    "pictures": 6000,
-    "only": [],
+BENCHMARKS = {
+    "cifar10": Benchmark(
+        ways,
+        {
+            "images": None,
+            "rounds": 10,
+            "epochs": 8,
+            "batch": 2000,
+            "width": 1.0,
+            "workers": CORES,
+            "pictures": 6000,
+        },
+        quick={"rounds": 1, "epochs": 2, "batch": 100, "width": 0.125, "pictures": 1200},
+        facts={"pages": "warm"},
+    )
 }
-QUICK = {"rounds": 1, "epochs": 2, "batch": 100, "width": 0.125, "pictures": 1200}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["--run"]:
-        run_benchmark(ways, options=USUAL, quick=QUICK, facts={"pages": "warm"})
-        sys.exit()
-    given = json.loads(sys.argv[3])
-    setting = Setting(**given | {name: Path(given[name]) for name in ("images", "built")})
-    arm = sys.argv[2]
-    print(json.dumps(run(arm, setting, float(sys.argv[4])) if arm else leave_files(setting)))
+    run(BENCHMARKS)

@@ -49,16 +49,16 @@ class Network(nn.Module):
         return self.head(self.blocks(self.whiten(images))) * LOGITS_SCALE
 
     @torch.no_grad()
-    def whiten_like(self, images: Tensor, floor: float = 5e-4) -> None:
+    def whiten_like(self, images: Tensor) -> None:
         """Set the fixed filters to the principal components of patches of 2×2, and their negatives.
 
-        Each is divided by the root of its eigenvalue and ``floor``.
+        Each is divided by the root of its eigenvalue, to which a little is added.
         """
         patches = images.float().unfold(2, 2, 1).unfold(3, 2, 1)  # (N, 3, 31, 31, 2, 2)
         patches = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, 12)
         covariance = patches.T @ patches / len(patches)
         values, vectors = torch.linalg.eigh(covariance.cpu())  # CUDA would load a library for it
-        filters = (vectors / (values + floor).sqrt()).T.reshape(12, 3, 2, 2)
+        filters = (vectors / (values + 5e-4).sqrt()).T.reshape(12, 3, 2, 2)
         self.whiten.weight.copy_(torch.cat([filters, -filters]))
 
 
@@ -88,31 +88,6 @@ def make_network(images: Tensor, classes: int, width: float) -> Network:
     return network
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update of each convolution is made orthogonal.
-
-    The filters of a convolution are a matrix of one row for each. Before each step, they are scaled
-    to a mean square norm of 1. (Jordan et al., https://kellerjordan.github.io/posts/muon/)
-    """
-
-    def __init__(self, parameters: Any, lr: float, momentum: float) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Take a step."""
-        for group in self.param_groups:
-            for weight in group["params"]:
-                state = self.state[weight]
-                if not state:
-                    state["momentum"] = torch.zeros_like(weight.grad)
-                momentum = state["momentum"].mul_(group["momentum"]).add_(weight.grad)
-                ahead = weight.grad.add(momentum, alpha=group["momentum"])  # Nesterov's
-                weight.mul_(len(weight) ** 0.5 / weight.norm())
-                update = orthogonal(ahead.flatten(1)).view(weight.shape)
-                weight.add_(update.to(weight.dtype), alpha=-group["lr"])
-
-
 def orthogonal(matrix: Tensor) -> Tensor:
     """Return a matrix of the same singular vectors, whose singular values are about 1, bfloat16."""
     rows, columns = matrix.shape
@@ -126,13 +101,29 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return found.T if rows > columns else found
 
 
+@torch.no_grad()
+def step_of_muon(weights: list[Tensor], momenta: list[Tensor], rate: float) -> None:
+    """Take a step with momentum, whose update of each convolution is made orthogonal.
+
+    The filters of a convolution are a matrix of one row for each. Before each step, they are scaled
+    to a mean square norm of 1. (Jordan et al., https://kellerjordan.github.io/posts/muon/)
+    """
+    for weight, momentum in zip(weights, momenta, strict=True):
+        momentum.mul_(FILTER_MOMENTUM).add_(weight.grad)
+        ahead = weight.grad.add(momentum, alpha=FILTER_MOMENTUM)  # Nesterov's
+        weight.mul_(len(weight) ** 0.5 / weight.norm())
+        update = orthogonal(ahead.flatten(1)).view(weight.shape)
+        weight.add_(update.to(weight.dtype), alpha=-rate)
+
+
 class Training:
     """A network, its optimizers, and their rates, which fall linearly to 0."""
 
     def __init__(self, network: Network, steps: int, steps_of_epoch: int) -> None:
         self.network, self.steps, self.done = network, steps, 0
         self.whitening_steps = min(steps, WHITENING_EPOCHS * steps_of_epoch)
-        filters = [weight for weight in network.blocks.parameters() if weight.ndim == 4]
+        self.filters = [weight for weight in network.blocks.parameters() if weight.ndim == 4]
+        self.momenta = [torch.zeros_like(weight) for weight in self.filters]
         biases = [module.bias for module in network.modules() if isinstance(module, Norm)]
         groups = [
             {"params": parameters, "lr": rate, "weight_decay": DECAY / rate}
@@ -143,29 +134,27 @@ class Training:
             )
         ]
         fused = network.head.weight.is_cuda
-        sgd = torch.optim.SGD(groups, momentum=MOMENTUM, nesterov=True, fused=fused)
-        muon = Muon(filters, FILTER_RATE, FILTER_MOMENTUM)
-        self.optimizers: list[torch.optim.Optimizer] = [sgd, muon]
-        self.groups = [group for one in self.optimizers for group in one.param_groups]
-        self.rates = [group["lr"] for group in self.groups]
+        self.sgd = torch.optim.SGD(groups, momentum=MOMENTUM, nesterov=True, fused=fused)
 
-    def step(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Train on a batch; return the loss, a mean, on the device."""
-        for group, rate in zip(self.groups, self.rates, strict=True):
-            group["lr"] = rate * (1 - self.done / self.steps)
-        self.groups[0]["lr"] = self.rates[0] * max(0.0, 1 - self.done / self.whitening_steps)
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """Train on a batch."""
+        left = 1 - self.done / self.steps
+        whitening = max(0.0, 1 - self.done / self.whitening_steps)
+        rates = BIAS_RATE * whitening, BIAS_RATE * left, HEAD_RATE * left
+        for group, rate in zip(self.sgd.param_groups, rates, strict=True):
+            group["lr"] = rate
         # Without a gradient, a bias is passed over by its optimizer.
         self.network.whiten.bias.requires_grad_(self.done < self.whitening_steps)
         self.network.train()
         images = images.contiguous(memory_format=torch.channels_last)
         scores = self.network(images).float()
-        loss = functional.cross_entropy(scores, labels, label_smoothing=SMOOTHING, reduction="sum")
-        loss.backward()
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        functional.cross_entropy(
+            scores, labels, label_smoothing=SMOOTHING, reduction="sum"
+        ).backward()
+        self.sgd.step()
+        step_of_muon(self.filters, self.momenta, FILTER_RATE * left)
+        self.network.zero_grad(set_to_none=True)
         self.done += 1
-        return loss.detach() / len(labels)
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ import torch
 
 import memload
 from benchmarks.data import noise_dataset
-from benchmarks.harness import Way, count_images, run_benchmark, timed
+from benchmarks.harness import Benchmark, Way, count_images, run, timed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: The offset of the first row in a file, and what O_DIRECT wants offsets and memory to be multiples of.
@@ -125,13 +125,13 @@ def read_sequentially(path: Path, images: int) -> int:
 # Ways
 
 
-def cold(path: Path, run: Way) -> Way:
+def cold(path: Path, take: Way) -> Way:
     """Return a way that begins without a page of its file in RAM."""
 
     def way() -> Any:
         gc.collect()  # Loaders of the way before, which may hold pages
         drop_from_page_cache(path)
-        return run()
+        return take()
 
     return way
 
@@ -197,19 +197,23 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
     return {name: cold(path, way) for name, way in found.items()}
 
 
-if __name__ == "__main__":
-    limited = [(FITS, name, SEQUENTIAL) for name in ("cpu", "dma", "pinned", "resident")]
-    limited += [(LARGER, f"disk, {held} held", DIRECT) for held in ("nothing", "half")]
-    run_benchmark(
+LIMITED = [(FITS, name, SEQUENTIAL) for name in ("cpu", "dma", "pinned", "resident")]
+LIMITED += [(LARGER, f"disk, {held} held", DIRECT) for held in ("nothing", "half")]
+BENCHMARKS = {
+    "cold": Benchmark(
         ways,
-        options={"images": 20_000, "rows": 8192, "side": 224, "batch": 256, "rounds": 5},
+        {"images": 20_000, "rows": 8192, "side": 224, "batch": 256, "rounds": 5},
         quick={"images": 4000, "rounds": 3},
         ratios={
             f"{table} › {name} › of the limit": (
                 f"{table} › {name} › images/s",
                 f"{table} › {limit} › images/s",
             )
-            for table, name, limit in limited
+            for table, name, limit in LIMITED
         },
         facts={"device": DEVICE, "pages": "cold"},
     )
+}
+
+if __name__ == "__main__":
+    run(BENCHMARKS)

@@ -8,12 +8,12 @@ and without waiting. ``pip install '.[bench]'`` in a new environment installs al
 compiles against OpenCV, in an environment of its own. torch and torchvision have to be of one build,
 both for the CPU or both for CUDA.
 
-Each way runs in a process of its own. One that is not installed, fails or hangs for ``--timeout``
-seconds is a line in the table; once the rounds have begun, it ends the run. Each is set up as its own
-documentation recommends for data that fits in memory. The JPEGs below ``--images``, or made ones, are
-copied until there are ``--count``, or three batches a worker; those that are neither RGB nor grey, or
-have an orientation, are left out, so that all decoders give the same. ``--only`` measures the ways whose name
-contains a word.
+Each way runs in a process of its own. One that is not installed, fails or hangs is a line in the
+table; once the rounds have begun, it ends the run. Each is set up as its own documentation recommends
+for data that fits in memory. The JPEGs below ``--images``, or made ones, are copied until there are
+``--count``, or three batches a worker; those that are neither RGB nor grey, or have an orientation,
+are left out, so that all decoders give the same. ``--only`` measures the ways whose name contains a
+word.
 
 In each round every way takes whole epochs, for ``--seconds`` at least. images/s are those behind the
 first batches of an epoch, one for each worker, to its end. Cores are CPU time of all processes of a
@@ -22,8 +22,10 @@ pictures are those of Pillow's decoder and torchvision's Resize and CenterCrop, 
 Ways that decode in training have three batches a worker, as their rate does not depend on more.
 """
 
-import contextlib
-import json
+import argparse
+import atexit
+import os
+import re
 import shutil
 import statistics
 import sys
@@ -31,7 +33,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,15 +44,23 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import memload
-from benchmarks import harness
-from benchmarks.data import EQUAL, Numbered, find_jpegs, planes, psnr
-from benchmarks.harness import CORES, ChildError, move
+from benchmarks.data import Numbered, find_jpegs, planes
+from benchmarks.harness import (
+    CORES,
+    Benchmark,
+    Child,
+    ChildError,
+    Way,
+    chosen,
+    cpu_seconds,
+    move,
+    rate_behind,
+    run,
+)
 
 SIDE = 224
 IS_CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if IS_CUDA else "cpu"
-USUAL = {"count": 4096, "batch": 256, "rounds": 5, "seconds": 0.5}
-OPTIONS = {"images": None, **USUAL, "timeout": 120.0, "only": [], "python": [], "data": None}
 
 
 @dataclass(frozen=True)
@@ -201,6 +211,8 @@ def sample_of(pixels: np.ndarray, number: int) -> dict[str, Any]:
 
 def store_litdata(job: Job) -> None:
     """Write chunks of tensors."""
+    for number, kind in enumerate(("CACHE_FOLDER", "DATA_CACHE_FOLDER")):  # read at the import
+        os.environ[f"DATA_OPTIMIZER_{kind}"] = str(job.folder / f"litdata-{number}")
     from litdata import optimize
 
     write: Any = partial(optimize, num_workers=CORES, start_method="fork", verbose=False)
@@ -306,47 +318,56 @@ CONTENDERS = {
         partial(read_jpegs, partial(planes, side=SIDE)), decodes=True
     ),
 }
+#: Title and number of workers, by the name in the table.
+NAMES = {
+    title if workers else f"{title}, no workers": (title, workers)
+    for title, contender in CONTENDERS.items()
+    for workers in contender.counts
+}
 
 
-# What a child process does
+# What a process of its own does
+
+#: The job and the loader of this process.
+opened = argparse.Namespace()
 
 
-def serve(title: str, job: Job, seconds: float) -> None:
-    """Serve the requests "open" and "round" of the parent."""
+def open_contender(title: str, folder: str, *numbers: int) -> dict[str, Any]:
+    """Store pictures unless it is done, open them, and check them."""
     warnings.simplefilter("ignore")
-    contender, opened = CONTENDERS[title], []
+    contender, opened.job = CONTENDERS[title], Job(Path(folder), *numbers)
+    if contender.store and not (done := opened.job.folder / contender.store.__name__).exists():
+        contender.store(opened.job)
+        done.touch()
+    opened.loader = contender.read(opened.job)
+    return {"pixels": checked(opened.loader, opened.job)}
 
-    def open_it() -> dict[str, Any]:
-        if contender.store and not (done := job.folder / contender.store.__name__).exists():
-            contender.store(job)
-            done.touch()
-        opened.append(contender.read(job))
-        return {"pixels": checked(opened[0], job)}
 
-    def take_epochs() -> dict[str, float]:
-        before, start = harness.cpu_seconds(), time.perf_counter()
-        batches = partial(move, opened[0], DEVICE)
-        rate = harness.rate_behind(batches, max(1, job.workers), seconds)()
-        cores = (harness.cpu_seconds() - before) / (time.perf_counter() - start)
-        return {"images/s": rate, "cores": cores}
-
-    harness.serve({"open": open_it, "round": take_epochs})
+def take_epochs(seconds: float) -> dict[str, float]:
+    """Measure whole epochs, for so many seconds at least."""
+    before, start = cpu_seconds(), time.perf_counter()
+    untimed = max(1, opened.job.workers)
+    rate = rate_behind(lambda: move(opened.loader, DEVICE), untimed, seconds)()
+    return {"images/s": rate, "cores": (cpu_seconds() - before) / (time.perf_counter() - start)}
 
 
 def checked(loader: Iterable[Any], job: Job) -> str:
     """Take an epoch in which every picture has to come once; tell how near its pixels are."""
-    seen, found, pixels = [], [], job.pixels
+    seen, errors, pixels = [], [], job.pixels
     for images, labels in move(loader, DEVICE):
         numbers = labels.flatten().tolist()
-        for number, image in zip(numbers[: 64 - len(found)], images, strict=False):
-            found.append(psnr(pixels[number], image.cpu().numpy()))
+        for number, image in zip(numbers[: 64 - len(errors)], images, strict=False):
+            difference = pixels[number].astype(float) - image.cpu().numpy()
+            errors.append(float(np.mean(difference**2)))
         seen += numbers
     if sorted(seen) != list(range(job.count)):
         raise ValueError(
             f"an epoch has {len(seen)} pictures, {len(set(seen))} different, not {job.count}"
         )
-    if set(found) == {EQUAL}:
+    if not any(errors):
         return "equal"
+    # 99 dB for a picture without any difference
+    found = [float(10 * np.log10(255**2 / error)) if error else 99.0 for error in errors]
     return f"{statistics.median(found):.0f} dB, {min(found):.0f} at the least"
 
 
@@ -359,8 +380,8 @@ def usable(path: Path) -> bool:
         return image.mode in ("RGB", "L") and image.getexif().get(0x0112, 1) == 1  # is upright
 
 
-def write_pictures(options: Any, folder: Path) -> dict[str, Any]:
-    """Copy (or make) JPEGs until there are enough, and decode them; return what they are."""
+def write_pictures(options: Any, folder: Path) -> int:
+    """Copy (or make) JPEGs until there are enough, and decode them; return how many differ."""
     given = find_jpegs(options.images, folder / "made", min(options.count, 256))
     found = list(filter(usable, given))[: options.count]
     (folder / "images").mkdir()
@@ -372,84 +393,63 @@ def write_pictures(options: Any, folder: Path) -> dict[str, Any]:
         first = number < len(found)
         pixels[number] = planes(found[number], SIDE) if first else pixels[number - len(found)]
     pixels.flush()
-    kind = "given" if options.images else "made"
-    return {"pictures": kind, "different": len(found), "images": options.count}
+    return len(found)
 
 
-def chosen(options: Any, folder: Path) -> dict[str, tuple[str, Job]]:
-    """Return title and job of each way that is asked for, by its name in the table."""
+def start(title: str, options: Any, *job: Any) -> Way:
+    """Start a process that stores and reads; return its epochs, or a row that says why it fails."""
+    pythons = dict(entry.split("=", 1) for entry in options.python)
+    python = next((pythons[word] for word in pythons if word in title), sys.executable)
+    try:
+        child = Child("compare", python)
+        found = child.ask("open_contender", title, *job)
+    except (ChildError, OSError) as error:
+        # the last line, as a worker's error has a traceback; folders of this machine tell others nothing
+        failed = {"error": re.sub(r"/\S*/", "", str(error).strip().splitlines()[-1])[:200]}
+        print(f"{title}: {failed}", file=sys.stderr, flush=True)
+        return lambda: failed
+    return lambda: found | child.ask("take_epochs", options.seconds)
+
+
+def ways(options: Any, folder: Path) -> dict[str, Way]:
+    """Return the epochs of each contender."""
+    options.count = max(options.count, 3 * options.batch * CORES)
+    temporary = tempfile.TemporaryDirectory(dir=folder)
+    atexit.register(temporary.cleanup)
+    folder = Path(temporary.name)
+    FACTS["pictures"] = "given" if options.images else "made"
+    FACTS["different"], FACTS["images"] = write_pictures(options, folder), options.count
     found = {}
-    for title, contender in CONTENDERS.items():
-        count = 3 * options.batch * CORES if contender.decodes else options.count
-        for workers in contender.counts:
-            name = title if workers else f"{title}, no workers"
-            if not options.only or any(word.lower() in name.lower() for word in options.only):
-                found[name] = title, Job(folder, count, options.batch, workers)
+    for name, (title, workers) in chosen(NAMES, options.only).items():
+        count = 3 * options.batch * CORES if CONTENDERS[title].decodes else options.count
+        found[name] = start(title, options, str(folder), count, options.batch, workers)
     return found
 
 
-def start(opened: contextlib.ExitStack, title: str, job: Job, options: Any) -> harness.Ask:
-    """Start a process that stores and reads. Raises ChildError or OSError."""
-    pythons = dict(entry.split("=", 1) for entry in options.python)
-    python = next((pythons[word] for word in pythons if word in title), sys.executable)
-    # not below the benchmark's folder: sockets are here, whose paths may have 107 characters
-    own = opened.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-    environment = {"PYTHONPATH": harness.python_path(), "TMPDIR": own}
-    for number, folder in enumerate(("CACHE_FOLDER", "DATA_CACHE_FOLDER")):
-        environment[f"DATA_OPTIMIZER_{folder}"] = f"{own}/{number}"
-    described = json.dumps(asdict(job), default=str)
-    command = [python, "-m", "benchmarks.compare", "--serve", title, described, options.seconds]
-    ask = opened.enter_context(harness.child(command, options.timeout, **environment))
-    ask(None)
-    return ask
+#: Parameters of the line; `ways` adds what the pictures are.
+FACTS: dict[str, Any] = {"side": SIDE, "device": DEVICE, "files": "warm"}
 
-
-def measure(options: Any, folder: Path) -> dict[str, dict[str, Any]]:
-    """Open and check every way, and take the rounds; return the figures of each."""
-    results: dict[str, dict[str, Any]] = {}
-    ways: dict[str, Callable[[], Any]] = {}
-
-    def ask_for(request: str, ask: harness.Ask) -> dict[str, Any]:
-        return {name.split(" › ")[1]: value for name, value in ask(request).items()}
-
-    with contextlib.ExitStack() as opened:
-        for name, (title, job) in chosen(options, folder).items():
-            try:
-                ask = start(opened, title, job, options)
-                results[name] = ask_for("open", ask)
-                ways[name] = partial(ask_for, "round", ask)
-            except (ChildError, OSError) as error:
-                results[name] = {"error": harness.without_folders(str(error))}
-            print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
-        found = harness.measure(ways, options.rounds)
-    first = next(iter(results), "")
-    others = [name for name in ways if first.startswith("memload") and name != first]
-    columns = [(f"{name} › memload / it", f"{name} › images/s") for name in others]
-    found = harness.with_ratios(
-        found, {ratio: (f"{first} › images/s", it) for ratio, it in columns}
+FIRST, *OTHERS = NAMES
+BENCHMARKS = {
+    "compare": Benchmark(
+        ways,
+        {
+            "images": None,
+            "count": 4096,
+            "batch": 256,
+            "rounds": 5,
+            "seconds": 0.5,
+            "only": [],
+            "python": [],
+        },
+        quick={"count": 1536, "rounds": 3, "seconds": 0.1},
+        ratios={
+            f"{name} › memload / it": (f"{FIRST} › images/s", f"{name} › images/s")
+            for name in OTHERS
+        },
+        facts=FACTS,
     )
-    tree = harness.nested({name: harness.spread(values) for name, values in found.items()})
-    return {name: tree.get(name, {}) | figures for name, figures in results.items()}
-
-
-def main() -> None:
-    """Run the benchmark."""
-    options = harness.parse_options(OPTIONS, {"count": 1536, "rounds": 3, "seconds": 0.1})
-    options.count = max(options.count, 3 * options.batch * CORES)
-    with tempfile.TemporaryDirectory(dir=options.data, prefix="memload-benchmark-") as folder:
-        parameters = write_pictures(options, Path(folder))
-        results = measure(options, Path(folder))
-    parameters |= {"side": SIDE, "device": DEVICE, "files": "warm"}
-    parameters |= {name: getattr(options, name) for name in ("batch", "rounds", "seconds")}
-    if all("error" in figures for figures in results.values()):
-        sys.exit(f"Nothing could be measured, or no name contains one of {options.only}.")
-    left_out = harness.left_out(options, {**USUAL, "only": []})
-    harness.record("compare", options, results, parameters, left_out)
-
+}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
-        fields = json.loads(sys.argv[3])
-        serve(sys.argv[2], Job(**fields | {"folder": Path(fields["folder"])}), float(sys.argv[4]))
-    else:
-        main()
+    run(BENCHMARKS)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import memload
 from benchmarks.data import noise_dataset
-from benchmarks.harness import Way, run_benchmark
+from benchmarks.harness import Benchmark, Way, run
 
 RANGE = 8 << 20
 READS, WRITES, COPY = "ranged reads", "ranged reads and writes", "memload.copy"
@@ -116,10 +116,14 @@ def ways(options: argparse.Namespace, folder: Path) -> dict[str, Way]:
     }
 
 
-if __name__ == "__main__":
-    run_benchmark(
+BENCHMARKS = {
+    "copying": Benchmark(
         ways,
-        options={"images": 10_000, "side": 224, "threads": 16, "stream": 20.0, "rounds": 5},
+        {"images": 10_000, "side": 224, "threads": 16, "stream": 20.0, "rounds": 5},
         quick={"images": 1000, "rounds": 1},
         ratios={"copy / reads": (COPY, READS), "copy / reads and writes": (COPY, WRITES)},
     )
+}
+
+if __name__ == "__main__":
+    run(BENCHMARKS)

@@ -12,8 +12,6 @@ from torch.utils.data import Dataset
 
 import memload
 
-EQUAL = 99.0  #: dB, for pictures without any difference
-
 
 def noise_dataset(folder: Path, count: int, side: int) -> Path:
     """Build a data set of random pixels, unless it is there from an earlier run; return its path.
@@ -53,26 +51,16 @@ def find_jpegs(given: Path | None, folder: Path, count: int) -> list[Path]:
     return files
 
 
-def resized(image: Image.Image, side: int) -> np.ndarray:
-    """Return the pixels, (side, side, 3), that torchvision's Resize and CenterCrop would."""
-    image = image.convert("RGB")
+def planes(path: str | Path, side: int) -> torch.Tensor:
+    """Return the pixels, (3, side, side), that Pillow decodes and torchvision would resize and crop."""
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
     short = min(image.size)
     width, height = (side if size == short else int(side * size / short) for size in image.size)
     left, top = round((width - side) / 2), round((height - side) / 2)
     image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(image.crop((left, top, left + side, top + side)))
-
-
-def planes(path: str | Path, side: int) -> torch.Tensor:
-    """Return the pixels of a file, decoded by Pillow, as (3, side, side)."""
-    with Image.open(path) as image:
-        return torch.from_numpy(resized(image, side).transpose(2, 0, 1).copy())
-
-
-def psnr(wanted: np.ndarray, found: np.ndarray) -> float:
-    """Return how near pixels are to others, in dB; that of equal ones is `EQUAL`."""
-    error = float(np.mean((wanted.astype(float) - found) ** 2))
-    return float(10 * np.log10(255**2 / error)) if error else EQUAL
+    image = image.crop((left, top, left + side, top + side))
+    return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
 
 
 class Numbered(Dataset[tuple[Any, int]]):

@@ -16,7 +16,6 @@ three or four digits, unless a format of Python's follows: ``a ÷ b as .1f``. No
 begins with a mark, as Markdown would end the paragraph there.
 """
 
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 MARK = re.compile(r"<!-- from (.+?) -->|(<!-- ([^>]+?) -->)[^<>]*<!---->")
-#: The benchmarks in the order in which RESULTS.md has them, by what a reader looks for.
+#: The benchmarks with their titles in RESULTS.md, in the order of what a reader looks for.
 TITLES = {
     "train_step": "Training a model",
     "inference": "Predicting with a model",
@@ -41,16 +40,15 @@ TITLES = {
     "build": "Building",
     "accuracy": "What a network learns from stored squares",
     "copying": "Copying a data set",
-    "dry_run": "The time that a dry run predicts",
 }
 #: Parameters that make two runs of a benchmark two results, not an old one and a new one.
 VARIANTS = ("fast", "ranks", "model", "epochs")
 #: Bars of docs/speed.svg: rows of `feeds` with their labels.
 BARS = {
     "JPEGs in a DataLoader": "JPEGs in a DataLoader, {} workers",
-    "DataLoader over MemmapDataset, fast_collate": "out.bin in a DataLoader, fast_collate",
-    "Loader, pinned, 12 threads": "Loader, pinned: 12 threads gather",
-    "Loader, dma": "Loader, dma: copy engines fetch",
+    "DataLoader over MemmapDataset, fast_collate": "out.bin in a DataLoader",
+    "Loader, pinned, 12 threads": "Loader, 12 threads copy (pinned)",
+    "Loader, dma": "Loader, the GPU copies (dma)",
     "one copy": "limit: one copy of such a batch",
 }
 #: Of a table in RESULTS.md; figures of more kinds are one below the other.
@@ -72,15 +70,10 @@ def newest(folder: Path = HERE / "results") -> list[Line]:
     lines = [json.loads(line) for file in files for line in file]
     lines.sort(key=lambda line: ("partial" not in line, line["when"]))
     found = {
-        (line["benchmark"], line["machine"].get("gpus", 0), variant(line)): line for line in lines
+        (line["benchmark"], variant(line), line["machine"].get("gpus", 0)): line for line in lines
     }
-    order = {name: place for place, name in enumerate(TITLES)}  # others are the last
-
-    def place(line: Line) -> tuple[Any, ...]:
-        benchmark = line["benchmark"]
-        return order.get(benchmark, len(order)), benchmark, variant(line)
-
-    return sorted(found.values(), key=place)
+    order = list(TITLES)
+    return [found[key] for key in sorted(found, key=lambda key: (order.index(key[0]), *key))]
 
 
 def variant(line: Line) -> str:
@@ -175,10 +168,8 @@ def number(value: Any) -> str:
 def picture(lines: list[Line]) -> str:
     """Return the picture of the README: images a second onto the GPU, a bar for each way."""
     line = choose(lines, "feeds, gpu")
-    (table,) = (
-        rows for rows in line["results"].values() if isinstance(rows, dict) and "one copy" in rows
-    )
-    widest = max(median(table[row]) for row in BARS)
+    (rates,) = (rows for name, rows in line["results"].items() if name.startswith("what else"))
+    widest = max(median(rates[row]) for row in BARS)
     title = f"Images a second on the GPU: 224×224, batches of 256, random order ({line['machine']['gpu']})"
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 200" font-family="sans-serif" font-size="14">',
@@ -186,11 +177,9 @@ def picture(lines: list[Line]) -> str:
         f'<text x="10" y="24" font-size="15">{escape(title)}</text>',
     ]
     for place, (row, label) in enumerate(BARS.items()):
-        rate, top = median(table[row]), 40 + 31 * place
-        width, color = (
-            round(400 * rate / widest, 1),
-            GREY if label.startswith(("JPEGs", "limit")) else BLUE,
-        )
+        rate, top = median(rates[row]), 40 + 31 * place
+        width = round(400 * rate / widest, 1)
+        color = GREY if label.startswith(("JPEGs", "limit")) else BLUE
         text = escape(label.format(line["parameters"]["workers"]))
         parts += [
             f'<text x="290" y="{top + 17}" text-anchor="end">{text}</text>',
@@ -204,41 +193,27 @@ def picture(lines: list[Line]) -> str:
 
 
 def results_page(lines: list[Line]) -> str:
-    """Return RESULTS.md: what there is, and then all figures of the newest lines."""
-    by_name = {
-        name: list(some) for name, some in itertools.groupby(lines, lambda line: line["benchmark"])
-    }
+    """Return RESULTS.md: all figures of the newest lines."""
     parts = [
         "# All measurements",
         "The newest run of each benchmark. Figures are medians, with the quartiles in parentheses. Compare figures only "
         "within a table: other tables are from other runs. [Performance](../docs/performance.md) shows the most important "
         "ones, and `python benchmarks/figures.py` writes both pages from [`results/`](results).",
-        table(("", "measured on"), map(contents, by_name.values())),
     ]
-    for name, some in by_name.items():
-        parts.append(f"## {TITLES.get(name, name)}")
-        for line in some:
-            parts += section(line)
+    for line in lines:
+        parts.append(
+            f"## {'; '.join(filter(None, [TITLES[line['benchmark']], variant(line), source(line)]))}"
+        )
+        if "partial" in line:
+            parts.append(f"A shorter run than usual: {', '.join(line['partial'])}.")
+        parts += line.get("remarks", [])
+        parts.append(table(*rows_of(dict(leaves(line["results"])))))
+        facts = {"commit": line["commit"], **line["parameters"], **line["versions"]}
+        facts |= {"GPU driver": line["machine"]["driver"]} if "driver" in line["machine"] else {}
+        parts.append(
+            f"<small>{', '.join(f'{name} {value}' for name, value in facts.items())}</small>"
+        )
     return "\n\n".join(parts) + "\n"
-
-
-def contents(some: list[Line]) -> tuple[str, str]:
-    """Return the row of the table of contents about a benchmark."""
-    title = TITLES.get(some[0]["benchmark"], some[0]["benchmark"])
-    anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-    return f"[{title}](#{anchor})", "; ".join(dict.fromkeys(map(source, some)))
-
-
-def section(line: Line) -> Iterator[str]:
-    """Yield the parts of the page about one line."""
-    yield f"### {'; '.join(filter(None, [line['benchmark'], variant(line), source(line)]))}"
-    if "partial" in line:
-        yield f"A shorter run than usual: {', '.join(line['partial'])}."
-    yield from line.get("remarks", ())
-    yield table(*rows_of(dict(leaves(line["results"]))))
-    facts = {"commit": line["commit"], **line["parameters"], **line["versions"]}
-    facts |= {"GPU driver": line["machine"]["driver"]} if "driver" in line["machine"] else {}
-    yield f"<small>{', '.join(f'{name} {value}' for name, value in facts.items())}</small>"
 
 
 def leaves(results: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:

@@ -1,9 +1,8 @@
 """What the benchmarks share: rounds, medians and quartiles, and the line in ``results/``.
 
-A benchmark is a function ``ways(options, folder)`` that prepares its data in ``folder`` and returns
-what it measures, by name. Each way is called once a round and returns a figure, or several by name.
-All ways of a round run one after another, so that a slow moment of the machine strikes all of them;
-the first round warms up and is left out. Ratios are taken within each round.
+A module has `Benchmark`s by name. Each way of one is called once a round and returns a figure, or
+several by name. All ways of a round run one after another, so that a slow moment of the machine
+strikes all of them; the first round warms up and is left out. Ratios are taken within each round.
 
 Figures are rates, where more is better, unless their name has a unit of time or memory in
 parentheses. `` › `` in a name divides tables: ``open › time (ms)``.
@@ -12,14 +11,15 @@ parentheses. `` › `` in a name divides tables: ``open › time (ms)``.
 """
 
 import argparse
+import atexit
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import platform
 import re
 import resource
-import select
 import shlex
 import signal
 import statistics
@@ -28,9 +28,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import memload
 
@@ -42,108 +46,120 @@ PACKAGES = (
 )
 #: The number of rounds from which on quartiles say something.
 ENOUGH_ROUNDS = 3
+#: That a process may take for an answer.
+MOST_SECONDS = 300
 #: Measures once; returns a figure, or several by name.
-Way = Callable[[], float | dict[str, float]]
-#: The first and the second figure of each ratio, by its name.
-Ratios = Mapping[str, Sequence[str]]
-#: Asks a process for the figures of a way. Raises ChildError.
-Ask = Callable[[Any], dict[str, Any]]
+Way = Callable[[], Any]
 
 
-def run_one_of(benchmarks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Run the benchmark that the first word of the command line names, with its own arguments."""
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name not in benchmarks:
-        sys.exit(f"{sys.modules['__main__'].__doc__}\nGive one of: {', '.join(benchmarks)}.")
-    del sys.argv[1]
-    run_benchmark(name=name, **benchmarks[name])
+@dataclass(frozen=True)
+class Benchmark:
+    """What is measured, and with what options."""
+
+    #: Prepares data in a folder, and returns what is measured, by name.
+    ways: Callable[[argparse.Namespace, Path], dict[str, Way]]
+    #: Names with defaults: a number or text, False for a switch, an empty list for words, or None for
+    #: a path.
+    options: dict[str, Any]
+    #: Options that ``--quick`` sets.
+    quick: dict[str, Any] = field(default_factory=dict)
+    #: The first and the second figure of each ratio, by its name.
+    ratios: dict[str, tuple[str, str]] = field(default_factory=dict)
+    #: Parameters of the line beside the options.
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
-def run_benchmark(
-    ways: Callable[[argparse.Namespace, Path], dict[str, Way]],
-    *,
-    options: Mapping[str, Any],
-    quick: Mapping[str, Any] | None = None,
-    ratios: Ratios | None = None,
-    facts: Mapping[str, Any] | None = None,
-    name: str = "",
-) -> None:
-    """Parse the command line, measure, print, and add a line to ``results/``.
+def run(benchmarks: Mapping[str, Benchmark]) -> None:
+    """Run the benchmark that the command line names: measure, print, add a line to ``results/``.
 
-    ``options`` are described at `parse_options`, and ``quick`` has the values that ``--quick`` sets
-    instead. Data is kept between runs in the folder ``--data``, and ``--serve`` is for `ab.py`.
-    ``facts`` adds to the parameters of the line. Without a name, it is that of the script.
+    Data is kept between runs in the folder ``--data``.
     """
-    given = parse_options({**options, "data": None, "serve": False}, quick or {})
-    ratios = ratios or {}
+    name, benchmark, given = choose(benchmarks, sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as temporary:
-        folder = given.data or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        if given.serve:
-            serve(ways(given, folder), rounds=given.rounds, ratios=ratios)
-            return
-        found = with_ratios(measure(ways(given, folder), given.rounds), ratios)
+        found = measure(made(benchmark, given, temporary), given.rounds)
     if os.environ.get("RANK", "0") != "0":  # set by torchrun; rank 0 records
         return
-    parameters = {name: getattr(given, name) for name in options if getattr(given, name) != []}
-    parameters = {name: value for name, value in parameters.items() if value is not None}
-    parameters = {k: "given" if isinstance(v, Path) else v for k, v in parameters.items()}
-    record(
-        name or Path(sys.argv[0]).stem,
-        given,
-        nested({figure: spread(values) for figure, values in found.items()}),
-        parameters | dict(facts or {}),
-        left_out(given, options),
-    )
+    values = {option: getattr(given, option) for option in benchmark.options}
+    parameters = {
+        option: "given" if isinstance(value, Path) else value
+        for option, value in values.items()
+        if value is not None and not isinstance(value, list)  # words are in "partial"
+    }
+    for ratio, (one, other) in benchmark.ratios.items():
+        if one in found and other in found:
+            found[ratio] = divide(found[one], found[other])
+    results = nested({figure: spread(values) for figure, values in found.items()})
+    record(name, given, benchmark.options, results, parameters | benchmark.facts)
 
 
-def parse_options(options: Mapping[str, Any], quick: Mapping[str, Any]) -> argparse.Namespace:
-    """Return the command line's options.
-
-    ``options`` are names with defaults: a number, False for a switch, choices of which the first is
-    the default, an empty list for words, or None for a path.
-    """
-    parser, defaults = argument_parser(), dict(options)
-    for name, default in options.items():
-        if default is False:
-            parser.add_argument(f"--{name}", action="store_true")
-        elif isinstance(default, tuple):
-            parser.add_argument(f"--{name}", choices=default, help=f"default: {default[0]}")
-            defaults[name] = default[0]
-        elif default == []:
-            parser.add_argument(f"--{name}", nargs="+", action="extend")
-        else:
-            kind = Path if default is None else type(default)
-            parser.add_argument(f"--{name}", type=kind, help=f"default: {default}")
-    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    return argparse.Namespace(**defaults | dict(quick if given["quick"] else {}) | given)
+def choose(
+    benchmarks: Mapping[str, Benchmark], words: Sequence[str]
+) -> tuple[str, Benchmark, argparse.Namespace]:
+    """Return the benchmark that the first word names, or the only one, with its options."""
+    name = words[0] if words and words[0] in benchmarks else ""
+    if not name and len(benchmarks) > 1:
+        sys.exit(f"{sys.modules['__main__'].__doc__}\nGive one of: {', '.join(benchmarks)}.")
+    rest, name = words[bool(name) :], name or next(iter(benchmarks))
+    options = benchmarks[name].options | {"data": None}
+    return name, benchmarks[name], parse_options(options, benchmarks[name].quick, rest)
 
 
-def argument_parser() -> argparse.ArgumentParser:
-    """Return a parser with the options that every benchmark has, and the script's description."""
+def made(benchmark: Benchmark, given: argparse.Namespace, temporary: str) -> dict[str, Way]:
+    """Return the ways, once their data is there."""
+    folder = given.data or Path(temporary)
+    folder.mkdir(parents=True, exist_ok=True)
+    return benchmark.ways(given, folder)
+
+
+def parse_options(
+    options: dict[str, Any], quick: dict[str, Any], words: Sequence[str]
+) -> argparse.Namespace:
+    """Return the options of a command line, with ``--dry-run`` and ``--quick``."""
     parser = argparse.ArgumentParser(
         description=sys.modules["__main__"].__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--dry-run", action="store_true", help="print, and record nothing")
     parser.add_argument("--quick", action="store_true", help="measure less")
-    return parser
+    for name, default in options.items():
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true")
+        elif default == []:
+            parser.add_argument(f"--{name}", nargs="+", action="extend")
+        else:
+            kind = Path if default is None else type(default)
+            parser.add_argument(f"--{name}", type=kind, help=f"default: {default}")
+    found = vars(parser.parse_args(words))
+    given = {name: value for name, value in found.items() if value is not None}
+    return argparse.Namespace(**options | (quick if given["quick"] else {}) | given)
+
+
+def chosen(ways: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Return the ways whose names contain one of the words of ``--only``; without words, all."""
+    found = {
+        name: way
+        for name, way in ways.items()
+        if not words or any(word.lower() in name.lower() for word in words)
+    }
+    if not found:
+        sys.exit(f"No name contains one of {words}. Give --only other words: {', '.join(ways)}.")
+    return found
 
 
 # Rounds
 
 
-def figures(name: str, way: Way) -> dict[str, float]:
-    """Measure a way once and return its figures by their full names."""
+def figures(name: str, way: Way) -> dict[str, Any]:
+    """Measure a way once and return its figures by their full names; without a name, by their own."""
     found = way()
     if isinstance(found, dict):
         return {f"{name} › {inner}" if name else inner: value for inner, value in found.items()}
     return {name: found}
 
 
-def measure(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
+def measure(ways: Mapping[str, Way], rounds: int) -> dict[str, list[Any]]:
     """Measure all ways in turn, for so many rounds after a first one, which is left out."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Any]] = {}
     for number in range(rounds + 1):
         for name, way in ways.items():
             for figure, value in figures(name, way).items():
@@ -152,23 +168,16 @@ def measure(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def with_ratios(found: Mapping[str, list[float]], ratios: Ratios) -> dict[str, list[float]]:
-    """Return the figures of all rounds, and behind them the ratios of those that were measured."""
-    return dict(found) | {
-        name: divide(found[one], found[other])
-        for name, (one, other) in ratios.items()
-        if one in found and other in found
-    }
-
-
 def divide(ones: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return the ratio of each round; that of two zeros is 1."""
-    least = 1e-9
-    return [max(one, least) / max(other, least) for one, other in zip(ones, others, strict=True)]
+    """Return the ratio of each round; NaN where it is divided by zero."""
+    pairs = zip(ones, others, strict=True)
+    return [one / other if other else math.nan for one, other in pairs]
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the quartiles of repeats."""
+def spread(values: Sequence[Any]) -> Any:
+    """Return the median and the quartiles of repeats; of a text, the last one."""
+    if isinstance(values[-1], str):
+        return values[-1]
     if len(values) == 1:
         low = middle = high = values[0]
     else:  # of two values, only "inclusive" keeps the quartiles between them
@@ -189,116 +198,82 @@ def nested(results: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-# Processes that measure on request
-
-
-def serve(ways: Mapping[str, Way], **facts: Any) -> None:
-    """Measure the way whose name comes in a line on stdin, and print its figures, until stdin ends.
-
-    This is what a `child` runs; ``facts`` are for its parent. What else is printed goes to stderr.
-    """
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def answer(value: Any) -> None:
-        print(json.dumps(value), file=answers, flush=True)
-
-    answer({"ways": list(ways), "memload": str(Path(memload.__file__).parents[1]), **facts})
-    for line in sys.stdin:
-        name = json.loads(line)
-        answer(figures(name, ways[name]))
+# Other processes
 
 
 class ChildError(Exception):
-    """A process that measures on request has ended, or does not answer."""
+    """A process has failed or ended, or does not answer."""
 
 
-@contextlib.contextmanager
-def child(command: Sequence[object], timeout: float, **environment: str) -> Iterator[Ask]:
-    """Start a process that serves requests, and end it, with all that it has started.
+class Child:
+    """A process that calls functions of a module of benchmarks, when it is asked to.
 
-    The request None returns the facts that it was given. An error has its last line of stderr.
+    So it can have other packages or another memload, and may fail. It ends with this process.
     """
-    with tempfile.TemporaryFile("w+", errors="replace") as stderr:
-        process = subprocess.Popen(
-            list(map(str, command)),
+
+    def __init__(self, module: str, python: str = sys.executable, **environment: str) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        start = f"import benchmarks.{module} as module; from benchmarks import harness; "
+        self.process = subprocess.Popen(
+            [python, "-c", f"{start} harness.answer(module, {theirs.fileno()})"],
             env=os.environ | environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
+            pass_fds=[theirs.fileno()],
+            stdout=sys.stderr,
             start_new_session=True,
         )
+        theirs.close()
+        atexit.register(self.end)
 
-        def ask(request: Any) -> dict[str, Any]:
-            if request is not None:
-                with contextlib.suppress(BrokenPipeError):  # the answer says that it has ended
-                    print(json.dumps(request), file=process.stdin, flush=True)
-            if not select.select([process.stdout], [], [], timeout)[0]:
-                raise ChildError(f"It has not answered for {timeout:.0f} s.")
-            if line := process.stdout.readline():
-                return json.loads(line)
-            status = process.wait()
-            stderr.seek(0)
-            lines = [f"It ended with status {status}.", *stderr.read().split("\n")]
-            raise ChildError([line for line in lines if line.strip()][-1])
-
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Return what a function returns, by its name. Raises ChildError."""
         try:
-            yield ask
-        finally:  # let it clear away after itself, then end whatever is left
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stdout.close()
+            self.connection.send((function, arguments))
+            if not self.connection.poll(MOST_SECONDS):
+                raise ChildError(f"It has not answered for {MOST_SECONDS} s.")
+            found = self.connection.recv()
+        except (EOFError, ConnectionError):
+            raise ChildError(f"It ended with status {self.process.wait()}.") from None
+        if isinstance(found, ChildError):
+            raise found
+        return found
+
+    def end(self) -> None:
+        """Let it clear away after itself, then end whatever it has started and left."""
+        self.connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        atexit.unregister(self.end)
 
 
-def without_folders(text: str) -> str:
-    """Return the beginning of a text without folders of this machine, which say nothing to others."""
-    return re.sub(r"(?:/[^\s/:'\"]+)+/", "", text)[:200]
-
-
-def python_path() -> str:
-    """Return where a new process finds the memload that is measured, then the benchmarks."""
-    own = [str(Path(memload.__file__).parents[1]), str(HERE.parent)]
-    return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def run_python(*arguments: object, **environment: str) -> str:
-    """Run Python in a new process, with the memload that is measured; return what it prints."""
-    return subprocess.run(
-        [sys.executable, "-P", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": python_path()} | environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=580,
-        check=True,
-    ).stdout
-
-
-def cpu_of_children() -> float:
-    """Return the CPU time of all processes that this one has started and that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def answer(module: Any, descriptor: int) -> None:
+    """Call what a parent asks for until the parent has ended. An error is sent, and raised here."""
+    parent = Connection(descriptor)
+    with contextlib.suppress(EOFError):
+        while True:
+            function, arguments = parent.recv()
+            try:
+                parent.send(getattr(module, function)(*arguments))
+            except Exception as error:
+                parent.send(ChildError(f"{type(error).__name__}: {error}"))
+                raise
 
 
 # Ways
 
 
-def rate(run: Callable[[], Any], least_seconds: float = 0.25) -> Way:
+def rate(run: Callable[[], int], least_seconds: float = 0.25) -> Way:
     """Return a way that measures images a second.
 
-    ``run`` returns the number of images, or batches whose first member is the images; it is called
-    again until ``least_seconds`` have passed.
+    ``run`` returns a number of images. It is called again until ``least_seconds`` have passed.
     """
 
     def repeated() -> int:
         images, end = 0, time.perf_counter() + least_seconds
         while not images or time.perf_counter() < end:
-            images += count_images(run())
+            images += run()
         return images
 
     return lambda: timed(repeated)["images/s"]
@@ -310,7 +285,6 @@ def rate_behind(
     """Return a way that measures images a second behind the first batches of whole epochs."""
 
     def way() -> float:
-        torch = sys.modules["torch"]
         count, seconds = 0, 0.0
         while not seconds or seconds < least_seconds:
             wait_for_device()
@@ -346,14 +320,13 @@ def timed(run: Callable[[], int]) -> dict[str, float]:
 
 def wait_for_device() -> None:
     """Wait for all that the GPU was given, if one is used."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
-def count_images(found: Any) -> int:
-    """Return a number of images as it is; go through batches and count theirs."""
-    return found if isinstance(found, int) else sum(len(batch[0]) for batch in found)
+def count_images(batches: Iterable[Any]) -> int:
+    """Go through batches and count their images."""
+    return sum(len(batch[0]) for batch in batches)
 
 
 def move(batches: Iterable[Any], device: Any) -> Iterator[tuple[Any, Any]]:
@@ -385,33 +358,39 @@ def cpu_seconds() -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
+def cpu_of_children() -> float:
+    """Return the CPU time of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 # The line in results/
 
 
 def record(
     benchmark: str,
     options: argparse.Namespace,
+    usual: Mapping[str, Any],
     results: Mapping[str, Any],
     parameters: Mapping[str, Any],
-    left_out: Sequence[str] = (),
 ) -> None:
     """Print results, and append them to ``results/BENCHMARK.jsonl`` unless it is a dry run.
 
-    ``left_out`` names the options that made less of the run, which is then recorded as partial.
+    With options that made less of the run than the ``usual`` ones, the line is a partial one.
     """
     line = {
         "benchmark": benchmark,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         # from the environment where the tree was copied to another machine without its history
-        "commit": os.environ.get("BENCHMARK_COMMIT") or commit(HERE),
+        "commit": os.environ.get("BENCHMARK_COMMIT") or commit(),
         "machine": machine(),
         "versions": versions(),
         "parameters": parameters,
         "results": results,
     }
-    if left_out:
-        line["partial"] = list(left_out)
-        print(f"This is a partial run: {', '.join(left_out)}", file=sys.stderr)
+    if less := left_out(options, usual):
+        line["partial"] = less
+        print(f"This is a partial run: {', '.join(less)}", file=sys.stderr)
     if not options.dry_run:
         with (HERE / "results" / f"{benchmark}.jsonl").open("a") as lines:
             lines.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -419,23 +398,22 @@ def record(
 
 
 def left_out(options: argparse.Namespace, usual: Mapping[str, Any]) -> list[str]:
-    """Return the options that made less of a run.
+    """Return the options that made less of a run: words, numbers lower than usual, few rounds."""
+    found = []
+    for name, value in usual.items():
+        given, least = getattr(options, name), ENOUGH_ROUNDS if name == "rounds" else value
+        if name == "only" and given:
+            found.append(f"--{name} {shlex.join(given)}")
+        elif isinstance(value, int | float) and given < min(value, least):
+            found.append(f"--{name} {given}")
+    return found
 
-    These are lists of words, and numbers lower than their default; rounds where they are few.
-    """
-    words = {name: getattr(options, name) for name, value in usual.items() if value == []}
-    least = {name: value for name, value in usual.items() if isinstance(value, int | float)}
-    least["rounds"] = min(usual.get("rounds", 0), ENOUGH_ROUNDS)
-    given = {name: getattr(options, name, 0) for name in least}
-    less = [f"--{name} {value}" for name, value in given.items() if value < least[name]]
-    return less + [f"--{name} {shlex.join(value)}" for name, value in words.items() if value]
 
-
-def commit(folder: Path) -> str:
-    """Return the commit of a checkout, with "+changes" where memload or the benchmarks differ."""
+def commit() -> str:
+    """Return the commit of this checkout, with "+changes" where memload or benchmarks differ."""
 
     def git(*arguments: str) -> str:
-        asked = ["git", "-C", str(folder), *arguments]
+        asked = ["git", "-C", str(HERE), *arguments]
         return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
     head = git("rev-parse", "--short", "HEAD")
@@ -444,15 +422,14 @@ def commit(folder: Path) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return the processor, its cores, the system, and the GPUs if the benchmark uses torch."""
+    """Return the processor, its cores, the system, and the GPUs."""
     named = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     found: dict[str, Any] = {
         "cpu": named[1].strip() if named else platform.machine(),
         "cores": CORES,
         "system": platform.platform(),
     }
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
+    if torch.cuda.is_available():
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         drivers = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
         found |= {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}

@@ -35,12 +35,13 @@ import memload
 from benchmarks.data import Numbered, find_jpegs, noise_dataset, planes
 from benchmarks.harness import (
     CORES,
+    Benchmark,
     Way,
     count_images,
     move,
     rate,
     rate_behind,
-    run_one_of,
+    run,
     settle,
     wait_for_device,
 )
@@ -84,26 +85,29 @@ def selections(pixels: np.ndarray, batch: int) -> Way:
 # Feeds
 
 
-def open_loader(
-    source: Any, batch: int, feed: Any, threads: int | None = None, **options: Any
-) -> memload.Loader:
+def open_loader(source: Any, batch: int, feed: Any, threads: int | None = None) -> memload.Loader:
     """Return a Loader in random order, which has settled where pages are registered."""
-    options |= {"device": DEVICE, "feed": feed, "num_threads": threads}
+    options: dict[str, Any] = {"device": DEVICE, "feed": feed, "num_threads": threads}
     loader = memload.Loader(source, batch, shuffle=True, **options)
     return settle(loader) if feed == "dma" else loader
+
+
+def epochs(loader: memload.Loader) -> Way:
+    """Return a whole epoch, or more."""
+    return rate(partial(count_images, loader))
 
 
 def beside_limits(path: Path, batch: int) -> dict[str, Way]:
     """Return an epoch of the Loader with each feed, and the limits."""
     if not IS_CUDA:
         return {
-            f"cpu, {threads} threads": rate(partial(iter, open_loader(path, batch, "cpu", threads)))
+            f"cpu, {threads} threads": epochs(open_loader(path, batch, "cpu", threads))
             for threads in (1, 2, CORES)
         }
     pixels = np.load(path, mmap_mode="c")
     found = {"copy": copies(pixels, batch), "index_select": selections(pixels, batch)}
     for feed in ("dma", "resident", "pinned"):
-        found[feed] = rate(partial(iter, open_loader(path, batch, feed)))
+        found[feed] = epochs(open_loader(path, batch, feed))
     return found
 
 
@@ -179,24 +183,25 @@ def several_gpus(options: Any, folder: Path) -> dict[str, Way]:
     return {"together": lambda: epoch(True), "rank 0 alone": lambda: epoch(rank == 0)}
 
 
+IMAGES, IMAGES_32 = (20_000, 200_000) if IS_CUDA else (8_000, 80_000)
+BENCHMARKS = {
+    "feeds": Benchmark(
+        feeds,
+        {"images": IMAGES, "small": IMAGES_32, "rounds": 5, "batches": 4, "jpegs": None},
+        quick={"images": IMAGES // 4, "small": IMAGES_32 // 4},
+        ratios={
+            f"{table} › {feed} / {limit}": (f"{table} › {feed}", f"{table} › {limit}")
+            for table in (LARGE, SMALL)
+            for feed, limit in (("dma", "copy"), ("pinned", "copy"), ("resident", "index_select"))
+        },
+        facts={"pages": "warm", "workers": CORES},
+    ),
+    "several_gpus": Benchmark(
+        several_gpus,
+        {"images": 20_000, "rounds": 5},
+        facts={"ranks": int(os.environ.get("WORLD_SIZE", "1")), "batch": 256, "pages": "warm"},
+    ),
+}
+
 if __name__ == "__main__":
-    images, small = (20_000, 200_000) if IS_CUDA else (8_000, 80_000)
-    shares = {
-        f"{table} › {feed} / {limit}": (f"{table} › {feed}", f"{table} › {limit}")
-        for table in (LARGE, SMALL)
-        for feed, limit in (("dma", "copy"), ("pinned", "copy"), ("resident", "index_select"))
-    }
-    run_one_of({
-        "feeds": {
-            "ways": feeds,
-            "options": {"images": images, "small": small, "rounds": 5, "batches": 4, "jpegs": None},
-            "quick": {"images": images // 4, "small": small // 4},
-            "ratios": shares,
-            "facts": {"pages": "warm", "workers": CORES},
-        },
-        "several_gpus": {
-            "ways": several_gpus,
-            "options": {"images": 20_000, "rounds": 5},
-            "facts": {"ranks": int(os.environ.get("WORLD_SIZE", "1")), "batch": 256, "pages": "warm"},
-        },
-    })  # fmt: skip
+    run(BENCHMARKS)

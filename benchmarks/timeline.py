@@ -13,7 +13,7 @@ import argparse
 import itertools
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 import memload
 from benchmarks.data import noise_dataset
 from benchmarks.harness import settle
-from benchmarks.training import Training, make_model
+from benchmarks.training import Training, make_model, now
 from memload import transforms
 
 WARM_UP, PROFILED = 10, 25
@@ -83,25 +83,24 @@ def timeline(batches: Batches, training: Training) -> list[Bar]:
         for images, labels in itertools.islice(batches, PROFILED):
             with record_function("train"):
                 training.step(images, labels)
-        training.now()
+        now(DEVICE)
     with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as folder:
         trace = Path(folder, "trace.json")
         profiled.export_chrome_trace(str(trace))
         return joined(bars(json.loads(trace.read_text())["traceEvents"]))
 
 
-def bars(events: list[dict[str, Any]]) -> list[Bar]:
-    """Return what a trace has of memload's and this script's ranges, and what the GPU did."""
+def bars(events: list[dict[str, Any]]) -> Iterator[Bar]:
+    """Yield what a trace has of memload's and this script's ranges, and what the GPU did."""
 
     def bar(row: str, what: str, event: dict[str, Any]) -> Bar:
         return Bar(row, what, event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
 
     ranges = [event for event in events if event.get("cat") == "user_annotation"]
     loop = next(event["tid"] for event in ranges if event["name"] == "train")
-    found = []
     for event in ranges:
         if what := kind_of(event["name"]):
-            found.append(bar("the loop" if event["tid"] == loop else "a thread", what, event))
+            yield bar("the loop" if event["tid"] == loop else "a thread", what, event)
     of_gpu = [event for event in events if event.get("cat") == "gpu_user_annotation"]
     for event in events:
         if event.get("cat") in ("kernel", "gpu_memcpy"):
@@ -113,8 +112,7 @@ def bars(events: list[dict[str, Any]]) -> list[Bar]:
             }
             is_copy = "copy" in inner or event["name"].startswith("Memcpy HtoD")
             what = "copy" if is_copy else "transform" if "transform" in inner else "train"
-            found.append(bar(f"GPU, stream {event['tid']}", what, event))
-    return found
+            yield bar(f"GPU, stream {event['tid']}", what, event)
 
 
 def kind_of(name: str) -> str | None:
@@ -125,24 +123,23 @@ def kind_of(name: str) -> str | None:
     return name if name in COLORS else None
 
 
-def joined(found: list[Bar]) -> list[Bar]:
+def joined(found: Iterable[Bar]) -> list[Bar]:
     """Return the bars, those of a kind on the GPU as one that follow within 50 microseconds."""
-    last: dict[tuple[str, str], Bar] = {}
-    done = []
-    for one in sorted(found, key=lambda one: one.start):
-        key = one.row, one.what
-        before = last.get(key)
-        if before and one.row.startswith("GPU") and one.start - before.end < 5e-5:
-            one = Bar(*key, before.start, max(before.end, one.end))
-        elif before:
-            done.append(before)
-        last[key] = one
-    return [*done, *last.values()]
+    done: list[Bar] = []
+    last: dict[tuple[str, str], int] = {}  # where the last bar of a row and kind is
+    for bar in sorted(found, key=lambda bar: bar.start):
+        place = last.get(bar[:2])
+        if place is not None and bar.row[:3] == "GPU" and bar.start - done[place].end < 5e-5:
+            done[place] = done[place]._replace(end=max(done[place].end, bar.end))
+        else:
+            last[bar[:2]] = len(done)
+            done.append(bar)
+    return done
 
 
 def steps(found: list[Bar]) -> list[float]:
     """Return when the steps of the loop began."""
-    return sorted(one.start for one in found if (one.row, one.what) == ("the loop", "train"))
+    return [bar.start for bar in found if bar[:2] == ("the loop", "train")]
 
 
 def picture(timelines: dict[str, list[Bar]]) -> str:
@@ -154,29 +151,25 @@ def picture(timelines: dict[str, list[Bar]]) -> str:
         parts.append(f'<rect x="{500 + 100 * place}" y="8" width="12" height="12" fill="{color}"/>')
         parts.append(f'<text x="{518 + 100 * place}" y="19">{what}</text>')
     for title, found in timelines.items():
-        begin = steps(found)[BEFORE]
-        rows = sorted(
-            {one.row for one in found}, key=lambda row: (row[:3] == "GPU", row != "the loop", row)
-        )
         parts.append(f'<text x="8" y="{top + 14}" font-weight="bold">{title}</text>')
-        for number, row in enumerate(rows):
-            parts.append(
-                f'<text x="112" y="{top + 40 + 26 * number}" text-anchor="end">{row}</text>'
-            )
-        for one in found:
-            left, right = (780 * (moment - begin) / shown for moment in (one.start, one.end))
+        begin, others = steps(found)[BEFORE], {bar.row for bar in found} - {"the loop"}
+        rows = ["the loop", *sorted(others, key=lambda row: (row[:3] == "GPU", row))]
+        tops = {row: top + 24 + 26 * number for number, row in enumerate(rows)}
+        for row in rows:
+            parts.append(f'<text x="112" y="{tops[row] + 16}" text-anchor="end">{row}</text>')
+        for bar in found:
+            left, right = (780 * (moment - begin) / shown for moment in (bar.start, bar.end))
             left, right = max(0.0, left), min(780.0, right)
             if right > left:
-                place = f'x="{120 + left:.1f}" y="{top + 24 + 26 * rows.index(one.row)}"'
+                place = f'x="{120 + left:.1f}" y="{tops[bar.row]}"'
                 size = f'width="{right - left:.1f}" height="22"'
-                parts.append(f'<rect {place} {size} fill="{COLORS[one.what]}"/>')
+                parts.append(f'<rect {place} {size} fill="{COLORS[bar.what]}"/>')
         top += 36 + 26 * len(rows)
     end = f"{1000 * shown:.0f} milliseconds ({'GPU' if IS_CUDA else 'CPU'})"
     parts.append(f'<text x="900" y="{top + 8}" text-anchor="end">0 to {end}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 910 {top + 16}" font-family="sans-serif" font-size="13">'
-    return "\n".join(
-        [head, f'<rect width="910" height="{top + 16}" fill="white"/>', *parts, "</svg>\n"]
-    )
+    back = f'<rect width="910" height="{top + 16}" fill="white"/>'
+    return "\n".join([head, back, *parts, "</svg>\n"])
 
 
 def main() -> None:
@@ -185,16 +178,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=Path("timeline.svg"))
-    parser.add_argument("--images", type=int, default=20_000 if IS_CUDA else 1500)
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     if not IS_CUDA:
         torch.set_num_threads(1)
-    batch, model = (256, make_model("resnet50")) if IS_CUDA else (32, make_model("stem"))
-    training = Training(model, DEVICE)
+    batch, model, images = (256, "resnet50", 20_000) if IS_CUDA else (32, "stem", 1500)
+    training = Training(make_model(model), DEVICE)
     crop = transforms.train(224, dtype=torch.bfloat16 if IS_CUDA else torch.float32)
     with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as folder:
-        path = noise_dataset(Path(folder), options.images, 256)
+        path = noise_dataset(Path(folder), images, 256)
         ways = {
             "torch's DataLoader without workers": in_data_loader(path, batch, crop),
             "memload's Loader": in_loader(path, batch, crop),

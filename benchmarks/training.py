@@ -1,11 +1,11 @@
-"""What a model makes of synthetic data, for each way of feeding it.
+"""What share of its speed with synthetic data a model reaches, for each way of feeding it.
 
     python -m benchmarks.training train_step --model resnet18
     python -m benchmarks.training inference
 
 Batches of 256 images of 224×224, bfloat16, channels-last, pages warm. All ways normalise on the
-device and end in bfloat16. Without a GPU, or with ``--toy``, it shows that all of it runs: few small
-pictures, and one convolution.
+device and end in bfloat16. Without a GPU, it shows that all of it runs: few small pictures, and one
+convolution.
 
 - train_step: SGD, not compiled, random order. Synthetic is the same step on one normalised batch that
   stays on the device, at the beginning of each round and at its end; a share is of the first. Beside
@@ -27,7 +27,7 @@ threads but autograd's, and workers.
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,14 +40,7 @@ from torch.utils.data import DataLoader
 
 import memload
 from benchmarks.data import Numbered, find_jpegs, noise_dataset, planes
-from benchmarks.harness import (
-    CORES,
-    Way,
-    cpu_seconds,
-    move,
-    run_one_of,
-    settle,
-)
+from benchmarks.harness import CORES, Benchmark, Way, cpu_seconds, move, run, settle
 from memload import transforms
 
 MODELS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "stem": "stem"}
@@ -58,6 +51,17 @@ NORMALISE = transforms.Compose(
 )
 #: Begins a new iteration of at least so many batches.
 Begin = Callable[[int], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all ways have in common."""
+
+    device: torch.device
+    batch: int
+    side: int
+    feeds: tuple[str, ...]
+    seconds: float  #: that a turn takes
 
 
 # Models
@@ -74,10 +78,10 @@ def make_model(name: str) -> nn.Module:
 
 
 class Training:
-    """A model and its step, for batches of one shape."""
+    """A model and its step."""
 
-    def __init__(self, model: nn.Module, device: torch.device, shape: tuple[int, ...] = ()) -> None:
-        self.device, self.shape = device, shape
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.device = device
         self.model = model.to(device, memory_format=torch.channels_last)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, momentum=0.9, fused=True)
 
@@ -89,18 +93,12 @@ class Training:
         loss.backward()
         self.optimizer.step()
 
-    def now(self) -> float:
-        """Return the time when the device has done what it was asked for."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        return time.perf_counter()
 
+class Predicting:
+    """A network that predicts, eager, or compiled and captured."""
 
-class Predicting(Training):
-    """A network that predicts, in place of one that trains."""
-
-    def __init__(self, network: nn.Module, kind: str, device: torch.device, shape: Any) -> None:
-        self.device, self.shape, self.is_captured = device, shape, kind == "captured"
+    def __init__(self, network: nn.Module, kind: str, device: torch.device) -> None:
+        self.is_captured = kind == "captured" and device.type == "cuda"
         network = network.to(device, torch.bfloat16, memory_format=torch.channels_last).eval()
         self.network = network if kind == "eager" else torch.compile(network)
         #: Of the captured graph: what it reads, and what runs it.
@@ -111,7 +109,7 @@ class Predicting(Training):
     @torch.inference_mode()
     def step(self, images: Tensor, labels: Tensor) -> None:
         """Predict the labels of a batch; the host does not wait for them."""
-        if not self.is_captured or self.device.type == "cpu":
+        if not self.is_captured:
             self.labels = self.network(images).argmax(1)
             return
         if self.replay is None or self.images is None:
@@ -146,12 +144,12 @@ def captured(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 @dataclass
 class Feeding:
-    """A way of feeding a training."""
+    """A way of feeding steps."""
 
-    training: Training
+    setting: Setting
+    step: Callable[[Tensor, Tensor], None]
     begin: Begin
     workers: int = 1  #: timed steps are a multiple of these, as their batches come together
-    seconds: float = 0.6
     steps: int = 0  #: that are timed in each turn, once it is known how long one takes
 
     def __call__(self) -> dict[str, float]:
@@ -163,10 +161,10 @@ class Feeding:
 
     def _warm_up(self) -> None:
         steps, seconds = self.workers, 0.0
-        while seconds < self.seconds / 4:
+        while seconds < self.setting.seconds / 4:
             steps *= 2
             rate, _, seconds = self._run(steps)
-        batches_each = round(self.seconds * rate / self.training.shape[0] / self.workers)
+        batches_each = round(self.setting.seconds * rate / self.setting.batch / self.workers)
         self.steps = self.workers * max(2, batches_each)
 
     def _run(self, steps: int) -> tuple[float, float, float]:
@@ -174,26 +172,33 @@ class Feeding:
         untimed, ahead = max(4, steps // 4), 0
         if self.workers > 1:
             untimed, ahead = self.workers, 2 * self.workers
-        batches = self.begin(untimed + steps + ahead)
+        batches, device = self.begin(untimed + steps + ahead), self.setting.device
         for _ in range(untimed):
             self._step(batches)
-        self.training.now()
+        now(device)
         before = feeding_time()
-        start = self.training.now()
+        start = now(device)
         asking = sum(self._step(batches) for _ in range(steps))
-        end = self.training.now()
+        end = now(device)
         cores = (feeding_time() - before + asking) / (end - start)
         for _ in itertools.islice(batches, ahead + 1):
             pass  # the iteration of a DataLoader ends, and its workers are idle
-        return steps * self.training.shape[0] / (end - start), cores, end - start
+        return steps * self.setting.batch / (end - start), cores, end - start
 
     def _step(self, batches: Iterator[Any]) -> float:
-        """Train on the next batch; return the CPU seconds that asking for it took."""
+        """Step with the next batch; return the CPU seconds that asking for it took."""
         asked = time.thread_time()
         images, labels, *_ = next(batches)
         asking = time.thread_time() - asked
-        self.training.step(images, labels)
+        self.step(images, labels)
         return asking
+
+
+def now(device: torch.device) -> float:
+    """Return the time when the device has done what it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.current_stream().synchronize()
+    return time.perf_counter()
 
 
 def feeding_time() -> float:
@@ -209,25 +214,26 @@ def feeding_time() -> float:
 # Ways of feeding
 
 
-def synthetic(shape: tuple[int, ...], device: torch.device) -> Begin:
+def synthetic(setting: Setting) -> Begin:
     """Return the same batch, again and again."""
-    images = torch.randn(shape, device=device, dtype=torch.bfloat16)
-    labels = torch.randint(0, 1000, shape[:1], device=device)
+    shape = setting.batch, 3, setting.side, setting.side
+    images = torch.randn(shape, device=setting.device, dtype=torch.bfloat16)
+    labels = torch.randint(0, 1000, shape[:1], device=setting.device)
     batch = images.to(memory_format=torch.channels_last), labels
     return lambda _: itertools.repeat(batch)
 
 
-def in_loader(path: Path, batch: int, device: torch.device, feed: str, **options: Any) -> Begin:
+def in_loader(setting: Setting, path: Path, feed: Any, **options: Any) -> Begin:
     """Return the batches of a Loader, epoch after epoch."""
-    options |= {"device": device, "feed": feed, "transform": NORMALISE, "drop_last": True}
-    loader = memload.Loader(path, batch, **options)
+    options |= {"device": setting.device, "feed": feed, "transform": NORMALISE, "drop_last": True}
+    loader = memload.Loader(path, setting.batch, **options)
     if feed == "dma":
         settle(loader, 2.0)
     return lambda _: itertools.chain.from_iterable(itertools.repeat(loader))
 
 
 def in_data_loader(
-    dataset: Any, training: Training, workers: int, *, prefetched: bool = False
+    setting: Setting, dataset: Any, workers: int, *, prefetched: bool = False
 ) -> tuple[Begin, int]:
     """Return the batches of torch's DataLoader, and its number of workers or 1.
 
@@ -235,10 +241,10 @@ def in_data_loader(
     """
     random = np.random.default_rng(0)
     chosen: list[int] = []  # exactly the samples of a turn, so that workers are idle in others'
-    batch, device = training.shape[0], training.device
+    device = setting.device
     loader: DataLoader[Any] = DataLoader(
         dataset,
-        batch,
+        setting.batch,
         sampler=chosen,
         num_workers=workers,
         persistent_workers=workers > 0,
@@ -247,7 +253,7 @@ def in_data_loader(
     )
 
     def begin(batches: int) -> Iterator[Any]:
-        chosen[:] = random.integers(0, len(dataset), batches * batch).tolist()
+        chosen[:] = random.integers(0, len(dataset), batches * setting.batch).tolist()
         if prefetched:
             return iter(memload.CudaPrefetcher(loader, device=device, transform=NORMALISE))
         return ((NORMALISE(images), labels) for images, labels in move(loader, device))
@@ -255,102 +261,91 @@ def in_data_loader(
     return begin, max(1, workers)
 
 
-def setting(options: Any) -> tuple[torch.device, tuple[int, ...], tuple[str, ...]]:
-    """Return the device, the shape of batches, and the feeds."""
-    torch.backends.cudnn.benchmark = True
-    options.toy |= not torch.cuda.is_available()
-    if not options.toy:
-        return torch.device("cuda", torch.cuda.current_device()), (256, 3, 224, 224), FEEDS
-    torch.set_num_threads(1)  # the others would be taken for feeding
-    options.model, options.images, options.seconds = "stem", min(400, options.images), 0.05
-    return torch.device("cpu"), (8, 3, 32, 32), ("cpu",)
-
-
 # Benchmarks
+
+
+def prepare(options: Any, folder: Path) -> tuple[Setting, nn.Module, Path, Numbered]:
+    """Return the setting, the model, a data set of noise, and JPEGs that are decoded."""
+    torch.backends.cudnn.benchmark = True
+    if torch.cuda.is_available():
+        setting = Setting(
+            torch.device("cuda", torch.cuda.current_device()), 256, 224, FEEDS, options.seconds
+        )
+    else:
+        torch.set_num_threads(1)  # the others would be taken for feeding
+        options.model, options.images, options.seconds = "stem", min(400, options.images), 0.05
+        setting = Setting(torch.device("cpu"), 8, 32, ("cpu",), options.seconds)
+    model = make_model(options.model)
+    options.model = MODELS[options.model]  # as the results name it
+    jpegs = find_jpegs(options.jpegs, folder / "jpegs", 64 if torch.cuda.is_available() else 8)
+    decoded = Numbered(jpegs[:1000], partial(planes, side=setting.side))
+    return setting, model, noise_dataset(folder, options.images, setting.side), decoded
 
 
 def train_step(options: Any, folder: Path) -> dict[str, Way]:
     """Return a turn of each way of feeding."""
-    device, shape, feeds = setting(options)
-    batch, _, side, _ = shape
-    training = Training(make_model(options.model), device, shape)
-    options.model = MODELS[options.model]  # as the results name it
-    path = noise_dataset(folder, options.images, side)
-    made: dict[str, tuple[Begin, int]] = {"synthetic": (synthetic(shape, device), 1)}
-    for feed in feeds:
-        made[f"Loader, {feed}"] = in_loader(path, batch, device, feed, shuffle=True), 1
-    mapped = memload.MemmapDataset(path)
-    jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if options.toy else 64)
-    decoded = Numbered(jpegs[:1000], partial(planes, side=side))
-    made |= {
-        "DataLoader": in_data_loader(mapped, training, options.workers),
-        "DataLoader, no workers": in_data_loader(mapped, training, 0),
-        "the same in CudaPrefetcher": in_data_loader(mapped, training, 0, prefetched=True),
-        "JPEGs in a DataLoader": in_data_loader(decoded, training, options.workers),
+    setting, model, path, decoded = prepare(options, folder)
+    training, mapped = Training(model, setting.device), memload.MemmapDataset(path)
+    found: dict[str, tuple[Begin, int]] = {"synthetic": (synthetic(setting), 1)}
+    for feed in setting.feeds:
+        found[f"Loader, {feed}"] = in_loader(setting, path, feed, shuffle=True), 1
+    found |= {
+        "DataLoader": in_data_loader(setting, mapped, options.workers),
+        "DataLoader, no workers": in_data_loader(setting, mapped, 0),
+        "the same in CudaPrefetcher": in_data_loader(setting, mapped, 0, prefetched=True),
+        "JPEGs in a DataLoader": in_data_loader(setting, decoded, options.workers),
+        "synthetic, again": found["synthetic"],
     }
-    made["synthetic, again"] = made["synthetic"]
-    return {name: Feeding(training, *way, options.seconds) for name, way in made.items()}
+    return {name: Feeding(setting, training.step, *way) for name, way in found.items()}
 
 
 def inference(options: Any, folder: Path) -> dict[str, Way]:
     """Return a turn of each way of feeding, with each network."""
-    device, shape, (feed, *_) = setting(options)
-    path = noise_dataset(folder, options.images, shape[2])
-    jpegs = find_jpegs(options.jpegs, folder / "jpegs", 8 if options.toy else 64)
-    decoded = Numbered(jpegs[:1000], partial(planes, side=shape[2]))
-    network = make_model(options.model)
-    options.model = MODELS[options.model]
+    setting, model, path, decoded = prepare(options, folder)
     found: dict[str, Way] = {}
     for kind in KINDS:
-        predicting = partial(Predicting, network, kind, device, shape)
-        static = kind == "captured"
+        loader = in_loader(setting, path, setting.feeds[0], static_buffers=kind == "captured")
         fed = {
-            "synthetic": (synthetic(shape, device), 1),
-            "Loader": (in_loader(path, shape[0], device, feed, static_buffers=static), 1),
-            "JPEGs": in_data_loader(decoded, predicting(), options.workers),
+            "synthetic": (synthetic(setting), 1),
+            "Loader": (loader, 1),
+            "JPEGs": in_data_loader(setting, decoded, options.workers),
         }
         for name, way in fed.items():
-            found[f"{name}, {kind}"] = Feeding(predicting(), *way, options.seconds)
+            step = Predicting(model, kind, setting.device).step
+            found[f"{name}, {kind}"] = Feeding(setting, step, *way)
     return found
 
 
-def shares(names: Iterable[str], limit: Callable[[str], str]) -> dict[str, tuple[str, str]]:
+def shares(limits: dict[str, str]) -> dict[str, tuple[str, str]]:
     """Return the ratios of ways and of no loading."""
     return {
-        f"{name} › share of synthetic": (f"{name} › images/s", f"{limit(name)} › images/s")
-        for name in names
+        f"{name} › share of synthetic": (f"{name} › images/s", f"{limit} › images/s")
+        for name, limit in limits.items()
     }
 
 
-if __name__ == "__main__":
-    fed = [f"Loader, {feed}" for feed in ("cpu", *FEEDS)]
-    fed += ["DataLoader", "DataLoader, no workers", "JPEGs in a DataLoader", "synthetic, again"]
-    fed += ["the same in CudaPrefetcher"]
-    predicted = [f"{name}, {kind}" for name in ("Loader", "JPEGs") for kind in KINDS]
-    usual: dict[str, Any] = {
-        "model": tuple(MODELS),
+FED = [f"Loader, {feed}" for feed in ("cpu", *FEEDS)]
+FED += ["DataLoader", "DataLoader, no workers", "JPEGs in a DataLoader", "synthetic, again"]
+FED += ["the same in CudaPrefetcher"]
+SAME: dict[str, Any] = {
+    "options": {
+        "model": "resnet50",
         "rounds": 5,
         "seconds": 0.6,
         "images": 20_000,
         "workers": CORES,
         "jpegs": None,
-        "toy": False,
-    }
-    same: dict[str, Any] = {
-        "quick": {"images": 10_000, "rounds": 3},
-        "facts": {"pages": "warm", "batch": 256},
-    }
-    run_one_of({
-        "train_step": {
-            "ways": train_step,
-            "options": usual,
-            "ratios": shares(fed, lambda name: "synthetic"),
-            **same,
-        },
-        "inference": {
-            "ways": inference,
-            "options": usual,
-            "ratios": shares(predicted, lambda name: f"synthetic, {name.split(', ')[1]}"),
-            **same,
-        },
-    })  # fmt: skip
+    },
+    "quick": {"images": 10_000, "rounds": 3},
+    "facts": {"pages": "warm", "batch": 256},
+}
+PREDICTED = {
+    f"{name}, {kind}": f"synthetic, {kind}" for name in ("Loader", "JPEGs") for kind in KINDS
+}
+BENCHMARKS = {
+    "train_step": Benchmark(train_step, **SAME, ratios=shares(dict.fromkeys(FED, "synthetic"))),
+    "inference": Benchmark(inference, **SAME, ratios=shares(PREDICTED)),
+}
+
+if __name__ == "__main__":
+    run(BENCHMARKS)

@@ -1,6 +1,8 @@
 """All arms of the CIFAR-10 benchmark train on the same pictures."""
 
+import argparse
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch.nn import functional
 
 sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks import cifar10
+from benchmarks.harness import ChildError
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +39,14 @@ def setting(tmp_path):
                 pixels = generator.integers(0, 256, (32, 32, 3), np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=75)
     (tmp_path / "built").mkdir()
-    return cifar10.Setting(tmp_path / "images", tmp_path / "built", 5, 0, 1, 0.125)
+    return argparse.Namespace(
+        images=tmp_path / "images",
+        built=tmp_path / "built",
+        batch=5,
+        workers=0,
+        epochs=1,
+        width=0.125,
+    )
 
 
 @pytest.mark.parametrize("arm", ["ImageFolder", "by hand", "memload, build"])
@@ -49,12 +59,12 @@ def test_arms_crop_reflected_pictures_and_flip_half_of_them(arm, setting):
     crops = [padded[:, :, y : y + 32, x : x + 32] for y in range(5) for x in range(5)]
     views = torch.stack([view for crop in crops for view in (crop, crop.flip(3))], 1)
     prepare, open_loaders = cifar10.ARMS[arm]
-    loaders = open_loaders(setting, prepare(setting))
-    assert loaders.steps == 4
+    train, test = open_loaders(setting, prepare(setting))
+    assert len(train) == 4
     seen = []
     for _ in range(4):
         samples = []
-        for batch, batch_labels in loaders.train:
+        for batch, batch_labels in train:
             apart = (batch[:, None, None] - views[None]).abs().amax((3, 4, 5)).flatten(1)
             assert apart.amin(1).max() < 1e-5
             nearest = apart.argmin(1)
@@ -64,25 +74,20 @@ def test_arms_crop_reflected_pictures_and_flip_half_of_them(arm, setting):
         assert len(set(samples)) == len(samples) == 20  # without the last batch of 4
     assert len({view // 2 for view in seen}) > 15
     assert 20 < sum(view % 2 for view in seen) < 60
-    assert torch.cat([found for _, found in loaders.test]).tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert torch.cat([found for _, found in test]).tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
-def test_batches_of_the_binary_version_become_files(tmp_path):
-    pixels = np.zeros((4, 3, 32, 32), np.uint8)
-    pixels[:, 0] = 200  # red
-    records = np.concatenate([np.array([[1], [0], [1], [1]], np.uint8), pixels.reshape(4, -1)], 1)
-    (tmp_path / "batches.meta.txt").write_text("airplane\nautomobile\n\n")
-    for number in (1, 2):
-        records[2 * number - 2 : 2 * number].tofile(tmp_path / f"data_batch_{number}.bin")
-    records[:1].tofile(tmp_path / "test_batch.bin")
-    written = cifar10.write_batches(tmp_path, tmp_path / "written")
-    found = sorted(written.rglob("*.jpg"))
-    assert [str(path.relative_to(written)) for path in found] == [
-        "test/automobile/00000.jpg",
-        "train/airplane/00001.jpg",
-        *(f"train/automobile/{number:05d}.jpg" for number in (0, 2, 3)),
-    ]
-    with Image.open(found[0]) as image:
-        red, green, blue = np.asarray(image).mean((0, 1))
-    assert red > 190
-    assert max(green, blue) < 10
+def test_a_run_trains_tests_and_has_the_time_of_each_part(setting):
+    found = cifar10.run_arm(setting, "memload, build", time.perf_counter())
+    parts = {name: value for name, value in found.items() if name.endswith(" (s)")}
+    assert list(parts) == ["start (s)", "build (s)", "first batch (s)", "steps (s)", "test (s)"]
+    assert sum(parts.values()) == pytest.approx(found["seconds"])
+    assert 0 <= found["accuracy (%)"] <= 100
+
+
+def test_arms_run_in_processes_of_their_own_whose_errors_are_told(setting):
+    cifar10.in_process(setting, "leave_files")
+    assert {path.name for path in setting.built.iterdir()} >= {"tensors.pt", "train.bin"}
+    setting.images = setting.built / "missing"
+    with pytest.raises(ChildError, match=r"^SourceError: .*missing/train' does not exist"):
+        cifar10.in_process(setting, "build")
