@@ -1,8 +1,8 @@
 """Which feed serves some samples on some device, and why."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -52,7 +52,7 @@ def choose_feed(
 
     On CUDA, ``"auto"`` is the first of these that can serve:
 
-    - ``resident``, if the used rows and the columns fit in a quarter of the device's free memory;
+    - ``resident``, if the used rows fit in a quarter of the device's free memory;
     - ``dma``, for rows of at least 8 KiB. It holds as much of the files as fits in half of the
       available RAM, or in ``cache_bytes``, and reads the rest;
     - ``pinned``.
@@ -67,21 +67,11 @@ def choose_feed(
         raise FeedError(
             f"feed={name!r} needs {needed}, but the device is {device}. Use feed='auto'."
         )
-
-    def gather() -> tuple[list[Feed], str]:
-        feeds: list[Feed] = [GatherFeed(array, device, keep=buffers) for array in arrays]
-        return feeds, f"the device is {device}" if is_cpu else "it serves any file"
-
-    pages = partial(_pages, arrays, device, cache_bytes, by_name=by_name)
-    resident = partial(_resident, arrays, device, by_name=by_name)
-    ways: dict[str, Callable[[], tuple[list[Feed], str]]] = {
-        "resident": resident, "dma": pages, "disk": pages, "pinned": gather, "cpu": gather
-    }  # fmt: skip
     candidates = [name] if by_name else ["cpu"] if is_cpu else ["resident", "dma", "pinned"]
     refusals: list[str] = []
     for candidate in candidates:
         try:
-            feeds, reason = ways[candidate]()
+            feeds, reason = _make(candidate, arrays, device, cache_bytes, buffers, by_name=by_name)
         except FeedError as error:
             if candidate == candidates[-1]:
                 raise
@@ -100,31 +90,42 @@ def expected_feed(
     """Return the feed that ``"auto"`` takes, without its threads and without reading rows."""
     if device.type == "cpu":
         return "cpu"
-    if _resident_bytes(arrays) <= RESIDENT_SHARE * free_memory(device):
+    with contextlib.suppress(FeedError):
+        _check_resident(arrays, device)
         return "resident"
-    try:
+    with contextlib.suppress(FeedError):
         _plan_pages(arrays, device, cache_bytes, by_name=False)
-    except FeedError:
-        return "pinned"
-    return "dma"
+        return "dma"
+    return "pinned"
 
 
-def _resident_bytes(arrays: Sequence[SampleArray]) -> int:
-    needed = sum(column.nbytes for array in arrays for column in array.columns)
-    return needed + sum(len(array.used_rows) * array.row_bytes for array in arrays)
-
-
-def _resident(
-    arrays: Sequence[SampleArray], device: torch.device, *, by_name: bool
+def _make(
+    name: str,
+    arrays: Sequence[SampleArray],
+    device: torch.device,
+    cache_bytes: int | None,
+    buffers: int,
+    *,
+    by_name: bool,
 ) -> tuple[list[Feed], str]:
-    needed = _resident_bytes(arrays)
+    """Return a feed for each array, and why it can serve. Raises FeedError if it cannot."""
+    if name == "resident":
+        reason = "asked for" if by_name else _check_resident(arrays, device)
+        return [ResidentFeed(array, device) for array in arrays], reason
+    if name in ("dma", "disk"):
+        return _pages(arrays, device, cache_bytes, by_name=by_name)
+    reason = f"the device is {device}" if name == "cpu" else "it serves any file"
+    return [GatherFeed(array, device, keep=buffers) for array in arrays], reason
+
+
+def _check_resident(arrays: Sequence[SampleArray], device: torch.device) -> str:
+    """Return why the device may keep all used rows. Raises FeedError if they take too much."""
+    needed = sum(len(array.used_rows) * array.row_bytes for array in arrays)
     free = free_memory(device)
     text = f"in {RESIDENT_SHARE:.0%} of the {size_text(free)} free on {device}"
-    fits = needed <= RESIDENT_SHARE * free
-    if not fits and not by_name:
+    if needed > RESIDENT_SHARE * free:
         raise FeedError(f"{size_text(needed)} does not fit {text}")
-    reason = f"{size_text(needed)} fits {text}" if fits else "asked for"
-    return [ResidentFeed(array, device) for array in arrays], reason
+    return f"{size_text(needed)} fits {text}"
 
 
 def _pages(

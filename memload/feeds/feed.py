@@ -1,29 +1,26 @@
 """What a feed is given, and what it promises."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memload.storage.shards import Shards
-from memload.upload import upload
 
 
 @dataclass(frozen=True)
 class SampleArray:
-    """One array of the data set, such as the images: the row of each sample there, and columns.
+    """One array of the data set, such as the images, and the row of each sample there.
 
-    ``row`` is int64 ``(n,)``. Samples may share rows, and rows may be unused. ``columns`` are
-    arrays ``(n, …)``. Only the images have columns.
+    ``row`` is int64 ``(n,)``. Samples may share rows, and rows may be unused.
     """
 
     shards: Shards
     row: np.ndarray
-    columns: Sequence[np.ndarray] = ()
 
     @property
     def row_bytes(self) -> int:
@@ -53,9 +50,12 @@ class SampleArray:
         shape = (count, *self.shards.array.shape)
         return torch.empty(shape, dtype=self.dtype, device=device, pin_memory=pin_memory)
 
-    def upload_columns(self, samples: np.ndarray, device: torch.device) -> list[Tensor]:
-        """Return the columns of some samples (int64) on a device."""
-        return [upload(column[samples], device) for column in self.columns]
+
+def current_stream(device: torch.device) -> Any:
+    """Return the CUDA stream that is current for the caller; None on the CPU."""
+    if device.type == "cpu":
+        return None
+    return torch.cuda.current_stream(device.index)  # by index it takes 1 µs, by device 3
 
 
 class Counts(NamedTuple):
@@ -89,9 +89,9 @@ class Counts(NamedTuple):
 
 
 class PendingRows(NamedTuple):
-    """The rows and columns of one batch, on their way to the device.
+    """The rows of one batch, on their way to the device.
 
-    ``fetch()`` returns ``[pixels, *columns]``: pixels ``(N, H, W, C)`` and columns ``(N, …)``.
+    ``fetch()`` returns those of each array: of the images, ``(N, H, W, C)``, then of others.
     Nobody else writes to these tensors. It is called once, on any thread, and blocks until the rows
     are in memory. On CUDA, the tensors are then ordered on torch's current stream, which has to be
     the one on which `Feed.prepare` was called. It raises FormatError if a file was truncated since,
@@ -104,25 +104,9 @@ class PendingRows(NamedTuple):
     is_ready: Callable[[], bool] = lambda: True
 
 
-class PreparedSamples(NamedTuple):
-    """The samples of many batches, for which shared work is done once.
-
-    ``begin(start, stop)`` begins to bring ``samples[start:stop]``: it asks the disk for rows that
-    are not in RAM.
-    """
-
-    begin: Callable[[int, int], PendingRows]
-
-    @classmethod
-    def of(
-        cls, fetch: Callable[..., list[Tensor]], *values: np.ndarray | Tensor
-    ) -> "PreparedSamples":
-        """Return samples that need not be begun. ``fetch`` gets the batch's part of ``values``."""
-
-        def begin(start: int, stop: int) -> PendingRows:
-            return PendingRows(partial(fetch, *(value[start:stop] for value in values)))
-
-        return cls(begin)
+#: Begins to bring the samples from ``start`` up to ``stop`` of a chunk: it asks the disk for rows
+#: that are not in RAM.
+BeginRows = Callable[[int, int], PendingRows]
 
 
 class Feed(Protocol):
@@ -137,8 +121,11 @@ class Feed(Protocol):
     def name(self) -> str:
         """The name of the feed, such as ``"dma"``."""
 
-    def prepare(self, samples: np.ndarray) -> PreparedSamples:
-        """Prepare a chunk of samples. ``samples`` are numbers of samples, int64 ``(m,)``."""
+    def prepare(self, samples: np.ndarray) -> BeginRows:
+        """Do once what the batches of a chunk share. ``samples`` are their numbers, int64 ``(m,)``.
+
+        Returns the function that begins a batch of them.
+        """
 
     def counts(self) -> Counts | None:
         """Return where rows were found so far; None if the feed does not count them."""

@@ -7,12 +7,13 @@ page cache ─ np.take ─▶ page-locked memory ─ copy engine ────▶
 import contextlib
 import weakref
 from collections import deque
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memload.feeds.feed import Counts, PreparedSamples, SampleArray
+from memload.feeds.feed import BeginRows, Counts, PendingRows, SampleArray
 
 
 class GatherFeed:
@@ -27,22 +28,22 @@ class GatherFeed:
         self.array, self.device = array, device
         self._pool = BufferPool(keep)
 
-    def prepare(self, samples: np.ndarray) -> PreparedSamples:
+    def prepare(self, samples: np.ndarray) -> BeginRows:
         """See `Feed.prepare`."""
-        columns = self.array.upload_columns(samples, self.device)
-        return PreparedSamples.of(self._fetch, self.array.row[samples], *columns)
+        rows = self.array.row[samples]
+        return lambda start, stop: PendingRows(partial(self._fetch, rows[start:stop]))
 
-    def _fetch(self, rows: np.ndarray, *columns: Tensor) -> list[Tensor]:
+    def _fetch(self, rows: np.ndarray) -> list[Tensor]:
         shards = self.array.shards
         if self.name == "pinned":
             # torch uses page-locked memory again when the copy out of it is over.
             staging = self.array.empty(len(rows), "cpu", pin_memory=True)
             shards.gather(rows, staging.numpy())
-            return [staging.to(self.device, non_blocking=True), *columns]
+            return [staging.to(self.device, non_blocking=True)]
         buffer = self._pool.take(len(rows) * self.array.row_bytes)
         pixels = buffer.view(self.array.dtype).view(len(rows), *shards.array.shape)
         shards.gather(rows, pixels.numpy())
-        return [pixels, *(column.clone() for column in columns)]  # not those of the whole chunk
+        return [pixels]
 
     def counts(self) -> Counts | None:
         """See `Feed.counts`. The system decides what stays in RAM, so nothing is counted."""

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -23,7 +24,6 @@ import torch
 from memload.errors import FeedError
 from memload.feeds.copies import register, unregister
 from memload.feeds.feed import SampleArray
-from memload.feeds.reader import rows_are_waited_for
 from memload.machine import available_memory, starting_threads
 from memload.storage.mapping import disk_reads, fault_in
 from memload.storage.shards import Shards
@@ -141,12 +141,14 @@ def plan_files(
 def _files_of(shards: Shards) -> list[HeldFile]:
     """Return the files that other Loaders of this process read already, and map others."""
     files = []
-    for number, identity in enumerate(shards.identities):
+    for path, descriptor, shard in zip(
+        shards.paths, shards.descriptors, shards.array.shards, strict=True
+    ):
+        state = os.fstat(descriptor)
+        identity = state.st_dev, state.st_ino, state.st_mtime_ns
         file = _files.get(identity)
         if file is None:
-            size = shards.array.shards[number].bytes
-            file = HeldFile(shards.paths[number], shards.descriptors[number], size)
-        _files[identity] = file
+            file = _files[identity] = HeldFile(path, descriptor, shard.bytes)
         files.append(file)
     return files
 
@@ -166,13 +168,18 @@ class Filler:
     """A thread that brings in what is planned of some files, window by window, with helpers.
 
     The helpers map the pages of a window, and register the window before it meanwhile. While
-    batches wait for rows, little is read at a time, by one helper, and then the disk is left to
-    them. The thread ends early if RAM runs short, pages cannot be registered or a file cannot be
-    read. Then a warning says why, and ``problem`` as well.
+    batches wait for rows, as ``is_waited_for()`` says, little is read at a time, by one helper, and
+    then the disk is left to them. The thread ends early if RAM runs short, pages cannot be
+    registered or a file cannot be read. Then a warning says why, and ``problem`` as well.
     """
 
-    def __init__(self, files: Sequence[HeldFile], device: torch.device) -> None:
-        self._files, self._device = files, device
+    def __init__(
+        self,
+        files: Sequence[HeldFile],
+        device: torch.device,
+        is_waited_for: Callable[[], bool],
+    ) -> None:
+        self._files, self._device, self._is_waited_for = files, device, is_waited_for
         self.problem = ""
         # Less than the reserve where there is little RAM: batches use a part of the reserve, and a
         # budget of half of the RAM could never be used up.
@@ -184,14 +191,18 @@ class Filler:
         # Not an executor: its `submit` holds a lock of the whole process. A collection of garbage
         # may run inside of it and close another Filler, which would wait for the lock.
         self._tasks: SimpleQueue[Any] = SimpleQueue()
-        self._read_results: SimpleQueue[Any] = SimpleQueue()
-        self._register_results: SimpleQueue[Any] = SimpleQueue()
-        self._is_registering = False
+        self._registering: Future[None] | None = None
         self._thread = _new_thread(self._run)
         helpers = [_new_thread(_work, self._tasks) for _ in range(_THREADS)]
         with starting_threads("use feed='pinned' with num_threads=0"):
             for thread in (*helpers, self._thread):
                 thread.start()
+
+    def _submit(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
+        """Let a helper call a function."""
+        future: Future[Any] = Future()
+        self._tasks.put((future, function, *arguments))
+        return future
 
     def close(self) -> None:
         """End the thread after the step that it is at, which lets go of the files."""
@@ -233,14 +244,16 @@ class Filler:
             raise FeedError(f"{file.path} cannot be read: {error.strerror}") from error
         self._wait_for_registering()
         if not self._stop.is_set():
-            self._is_registering, file.mapped = True, max(file.mapped, start + size)
-            self._tasks.put((self._register_results, file.hold, start, size, self._device))
+            file.mapped = max(file.mapped, start + size)
+            self._registering = self._submit(file.hold, start, size, self._device)
 
     def _wait_for_registering(self) -> None:
         """Wait for the window that is being registered, if there is one. Raises FeedError."""
-        if self._is_registering:
-            self._is_registering = False
-            _result(self._register_results)
+        if self._registering is not None:
+            try:
+                self._registering.result()
+            finally:
+                self._registering = None  # its error refers to this frame
 
     def _check_memory(self, needed: int) -> None:
         """Raise FeedError if the system would be left with too little RAM.
@@ -273,7 +286,7 @@ class Filler:
             self._step = min(2 * self._step, WINDOW_BYTES)
             if was_on_disk:
                 self._step = _STEP_BYTES
-                if rows_are_waited_for():
+                if self._is_waited_for():
                     self._stop.wait(_PAUSE * (time.perf_counter() - began))
 
     def _fault_in(self, address: int, end: int) -> bool:
@@ -282,11 +295,13 @@ class Filler:
         Returns whether some of them were on the disk.
         """
         pieces = range(address, end, max(_STEP_BYTES, self._step // _THREADS))
-        for start in pieces:
-            size = min(pieces.step, end - start)
-            self._tasks.put((self._read_results, _read_pages, start, size))
-        results = [_result(self._read_results) for _ in pieces]
-        return any(results)
+        futures = [
+            self._submit(_read_pages, start, min(pieces.step, end - start)) for start in pieces
+        ]
+        was_on_disk = False
+        while futures:  # an error refers to this frame, which must not refer to the error
+            was_on_disk |= futures.pop().result()
+        return was_on_disk
 
 
 def _new_thread(function: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -294,25 +309,14 @@ def _new_thread(function: Callable[..., None], *arguments: object) -> threading.
 
 
 def _work(tasks: SimpleQueue[Any]) -> None:
-    """Carry out tasks until one is None: a queue for the result, a function and its arguments."""
+    """Carry out tasks until one is None: a future for the result, a function and its arguments."""
     while (task := tasks.get()) is not None:
-        results, function, *arguments = task
+        future, function, *arguments = task
         try:
-            results.put(function(*arguments))
+            future.set_result(function(*arguments))
         except Exception as error:  # noqa: BLE001  # raised by whoever takes the result
-            results.put(error)
-        del task, function, arguments  # they may hold a file
-
-
-def _result(results: SimpleQueue[Any]) -> Any:
-    """Return the next result of a task, or raise its error."""
-    result = results.get()
-    if not isinstance(result, Exception):
-        return result
-    try:
-        raise result
-    finally:
-        del result  # its traceback has this frame, and would hold files
+            future.set_exception(error)
+        del task, future, function, arguments  # they may hold a file
 
 
 def _read_pages(address: int, size: int) -> bool:

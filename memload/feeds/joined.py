@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from memload.feeds.feed import Counts, Feed, PendingRows, PreparedSamples
+from memload.feeds.feed import BeginRows, Counts, Feed, PendingRows
 
 
 class JoinedFeed:
     """Fetches the rows of every array with a feed for it, one array after another.
 
-    The first feed, that of the images, also brings the columns. It gives the joined feed its name.
-    A batch is ``[pixels, *other arrays, *columns]``.
+    The first feed, that of the images, gives the joined feed its name.
     """
 
     def __init__(self, feeds: Sequence[Feed]) -> None:
@@ -23,20 +22,19 @@ class JoinedFeed:
         """The name of the feed of the images."""
         return self._feeds[0].name
 
-    def prepare(self, samples: np.ndarray) -> PreparedSamples:
+    def prepare(self, samples: np.ndarray) -> BeginRows:
         """See `Feed.prepare`."""
-        prepared = [feed.prepare(samples) for feed in self._feeds]
+        begin_each = [feed.prepare(samples) for feed in self._feeds]
 
         def begin(start: int, stop: int) -> PendingRows:
-            pending = [of_array.begin(start, stop) for of_array in prepared]
+            pending = [begin_one(start, stop) for begin_one in begin_each]
 
             def fetch() -> list[Tensor]:
-                (pixels, *columns), *others = [rows.fetch() for rows in pending]
-                return [pixels, *(array for (array,) in others), *columns]
+                return [array for rows in pending for array in rows.fetch()]
 
             return PendingRows(fetch, lambda: all(rows.is_ready() for rows in pending))
 
-        return PreparedSamples(begin)
+        return begin
 
     def counts(self) -> Counts | None:
         """See `Feed.counts`. The rows of all arrays count."""

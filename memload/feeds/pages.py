@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from memload.feeds.copies import RowCopies
-from memload.feeds.feed import Counts, PendingRows, PreparedSamples, SampleArray
+from memload.feeds.feed import BeginRows, Counts, PendingRows, SampleArray
 from memload.feeds.held import WINDOW_BYTES, Filler, HeldFile
 from memload.feeds.reader import Reading, RowReader
 
@@ -39,7 +39,7 @@ class PagesFeed:
         self._files, self._copy_rows = files, copy_rows
         self._file_addresses = np.array([file.address for file in files])
         self._reader = RowReader(array.shards)
-        self._filler = Filler(files, device)
+        self._filler = Filler(files, device, self._reader.is_busy)
         self._process = os.getpid()
         self._served = self._hits = 0
         self._lock = threading.Lock()
@@ -50,29 +50,20 @@ class PagesFeed:
         used = [self._files[number] for number in self.array.used_shards]
         return "dma" if all(file.planned == file.size for file in used) else "disk"
 
-    def prepare(self, samples: np.ndarray) -> PreparedSamples:
+    def prepare(self, samples: np.ndarray) -> BeginRows:
         """See `Feed.prepare`."""
         shard, offset = self.array.shards.array.locate(self.array.row[samples])
-        columns = self.array.upload_columns(samples, self.device)
-        return PreparedSamples(partial(self._begin, shard, offset, columns))
+        return partial(self._begin, shard, offset)
 
-    def _begin(
-        self,
-        shard: np.ndarray,
-        offset: np.ndarray,
-        columns: Sequence[Tensor],
-        start: int,
-        stop: int,
-    ) -> PendingRows:
+    def _begin(self, shard: np.ndarray, offset: np.ndarray, start: int, stop: int) -> PendingRows:
         """Find the rows that are held, and begin to read the others."""
         shard, offset = shard[start:stop], offset[start:stop]
-        columns = [column[start:stop] for column in columns]
         addresses = self._file_addresses[shard] + offset
         # Windows begin at multiples of their size, since a plan never grows.
         bytes_in_window = WINDOW_BYTES - offset % WINDOW_BYTES
         end = offset + self.array.row_bytes
         missing = end > np.array([file.held for file in self._files])[shard]
-        fetch = partial(self._fetch, shard, addresses, bytes_in_window, columns)
+        fetch = partial(self._fetch, shard, addresses, bytes_in_window)
         if not missing.any():
             return PendingRows(fetch)
         stays = end <= np.array([file.planned for file in self._files])[shard]
@@ -85,7 +76,6 @@ class PagesFeed:
         shard: np.ndarray,
         addresses: np.ndarray,
         bytes_in_window: np.ndarray,
-        columns: Sequence[Tensor],
         reading: Reading | None = None,
     ) -> list[Tensor]:
         """Copy the rows of a batch to the device, from wherever they are."""
@@ -99,7 +89,7 @@ class PagesFeed:
         with self._lock:
             self._served += len(shard)
             self._hits += len(shard) - (0 if reading is None else len(reading.addresses))
-        return [pixels, *columns]
+        return [pixels]
 
     def counts(self) -> Counts:
         """See `Feed.counts`."""

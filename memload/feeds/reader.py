@@ -9,7 +9,6 @@ import logging
 import mmap
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -64,7 +63,6 @@ class RowReader:
         self._newest: Sequence[Future[None]] = ()
         #: Buffers to use again, oldest first, and the CUDA event after the copy out of each.
         self._free: deque[tuple[Tensor, Any]] = deque()
-        _readers[id(self)] = self
 
     @property
     def is_direct(self) -> bool:
@@ -72,7 +70,7 @@ class RowReader:
         return None not in self._direct
 
     def is_busy(self) -> bool:
-        """Return whether rows are being read."""
+        """Return whether rows are being read, for which batches may wait."""
         return not all(part.done() for part in self._newest)
 
     def begin(self, shard: np.ndarray, offset: np.ndarray, stays: np.ndarray) -> Reading:
@@ -149,14 +147,3 @@ class RowReader:
         for descriptor in self.__dict__.pop("_direct", ()):
             if descriptor is not None:
                 os.close(descriptor)
-
-
-#: All readers of this process, by id.
-_readers: weakref.WeakValueDictionary[int, RowReader] = weakref.WeakValueDictionary()
-
-
-def rows_are_waited_for() -> bool:
-    """Return whether batches of this process wait for rows that are being read."""
-    # Unlike an iteration, a list of references cannot be disturbed by other threads.
-    readers = [reference() for reference in _readers.valuerefs()]
-    return any(reader is not None and reader.is_busy() for reader in readers)

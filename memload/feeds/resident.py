@@ -1,8 +1,6 @@
 """The feed resident: all samples in the device's memory, where each batch is gathered."""
 
 import math
-import threading
-import weakref
 from functools import partial
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memload.errors import FeedError
-from memload.feeds.feed import Counts, PreparedSamples, SampleArray
+from memload.feeds.feed import BeginRows, Counts, PendingRows, SampleArray, current_stream
 from memload.upload import upload
 
 #: Bytes that are copied to the device at a time when the feed is made.
@@ -19,11 +17,10 @@ _STAGING_BYTES = 32 << 20
 
 
 class ResidentFeed:
-    """Copies the rows and columns of all samples to the device when it is created.
+    """Copies the rows of all samples to the device when it is created.
 
-    Afterwards nothing crosses the bus but the numbers of samples and rows. Rows that no sample uses
-    are left out. Feeds of one process that use the same rows of the same files on one device share
-    them. Raises FeedError if the device has too little memory.
+    Afterwards only the numbers of rows cross the bus. Rows that no sample uses are left out. Raises
+    FeedError if the device has too little memory.
     """
 
     name = "resident"
@@ -34,31 +31,27 @@ class ResidentFeed:
         #: Where the row of each sample lies in `rows`; None if at the number of the sample.
         self._position = None if np.array_equal(position, np.arange(len(position))) else position
         try:
-            self.rows = _shared_rows(array, device)
-            columns = [torch.from_numpy(column).to(device) for column in array.columns]
+            self.rows = _load(array, device)
         except torch.OutOfMemoryError as error:
             raise FeedError(
                 f"feed='resident' needs {len(array.used_rows) * array.row_bytes:,} bytes of "
                 f"memory on {device}, which has fewer. Use feed='auto', or fewer samples."
             ) from error
-        self._table, self._columns = _Table(self.rows), [_Table(column) for column in columns]
+        self._table = _Table(self.rows)
 
-    def prepare(self, samples: np.ndarray) -> PreparedSamples:
+    def prepare(self, samples: np.ndarray) -> BeginRows:
         """See `Feed.prepare`. On CUDA, batches may also be fetched on other streams."""
-        numbers = upload(samples, self.device)
         position = self._position
-        rows = numbers if position is None else upload(position[samples], self.device)
-        columns = [column.take(numbers) for column in self._columns]
-        fetch = partial(self._fetch, _current_stream(self.device))
-        return PreparedSamples.of(fetch, rows, *columns)
+        rows = upload(samples if position is None else position[samples], self.device)
+        fetch = partial(self._fetch, current_stream(self.device))
+        return lambda start, stop: PendingRows(partial(fetch, rows[start:stop]))
 
-    def _fetch(self, prepared_on: Any, rows: Tensor, *columns: Tensor) -> list[Tensor]:
-        stream = _current_stream(self.device)
+    def _fetch(self, prepared_on: Any, rows: Tensor) -> list[Tensor]:
+        stream = current_stream(self.device)
         if stream != prepared_on:  # the user's loop has changed its stream
             stream.wait_stream(prepared_on)
-            for tensor in (rows, *columns):
-                tensor.record_stream(stream)
-        return [self._table.take(rows), *columns]
+            rows.record_stream(stream)
+        return [self._table.take(rows)]
 
     def counts(self) -> Counts | None:
         """See `Feed.counts`."""
@@ -91,28 +84,6 @@ class _Table:
         return words.view(self._dtype).view(len(rows), *self._shape)
 
 
-def _current_stream(device: torch.device) -> Any:
-    """Return torch's current stream; None on the CPU."""
-    return torch.cuda.current_stream(device.index) if device.type == "cuda" else None
-
-
-#: The rows on devices, by device, files and used rows.
-_shared: weakref.WeakValueDictionary[tuple[object, ...], Tensor] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
-
-
-def _shared_rows(array: SampleArray, device: torch.device) -> Tensor:
-    """Return the used rows on the device, ``(rows, …)``."""
-    key = (device, *array.shards.identities, array.used_rows.tobytes())
-    with _lock:
-        rows = _shared.get(key)
-        if rows is None:
-            rows = _shared[key] = _load(array, device)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)  # they are used on any stream
-        return rows
-
-
 def _load(array: SampleArray, device: torch.device) -> Tensor:
     """Copy the used rows to the device, through page-locked memory."""
     table = array.empty(len(array.used_rows), device)
@@ -122,4 +93,6 @@ def _load(array: SampleArray, device: torch.device) -> Tensor:
         staging = array.empty(len(rows), "cpu", pin_memory=True)
         array.shards.gather(rows, staging.numpy())
         table[start : start + step].copy_(staging, non_blocking=True)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # they are used on any stream
     return table

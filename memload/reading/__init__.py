@@ -7,15 +7,15 @@ The way of a batch, from top to bottom; each step calls the next one only:
       │ Chunk            epochs.py     which samples each batch holds, for this rank
       │                  samplers.py   in what order: a function of (seed, epoch)
       ▼
-    JobMaker.jobs        batches.py    prepares a chunk, and begins to read each batch
-      │ feed.prepare     ../feeds/     looks up rows, uploads columns
+    JobMaker.jobs        batches.py    uploads a chunk's columns, begins to read each batch
+      │ feed.prepare     ../feeds/     looks up rows
       │ .begin           ../feeds/     asks the disk for rows that are not held
       ▼
     run_ahead            loop.py       takes jobs early, and lets batches be made ahead
       ▼
     SideStream.begin     streams.py    CUDA only: on a stream of its own
       ▼
-    BatchJob.make        batches.py    makes a batch
+    Job.make             batches.py    makes a batch
       │ .fetch           ../feeds/     waits for rows; brings them to the device
       │ transform        ../transforms/   whole batches, one draw for each sample
       ▼
@@ -26,8 +26,8 @@ The way of a batch, from top to bottom; each step calls the next one only:
 Beside it:
 
 - arguments.py: what a Loader takes, and what it says to everything else.
-- columns.py: which columns and arrays are handed out.
-- dataset.py: MemmapDataset, one sample at a time, for torch's DataLoader.
+- dataset.py: MemmapDataset, one sample at a time, for torch's DataLoader; which columns are
+  handed out.
 - concat.py: where its index comes from: a file, or several data sets one after another.
 - collate.py: fast_collate, samples to a batch in one copy.
 - stats.py: how long the loop has waited for batches.

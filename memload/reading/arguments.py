@@ -1,15 +1,10 @@
 """Check what a Loader is given, before anything is opened."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch.utils.data import ConcatDataset, Subset
-
-from memload import transforms
 from memload.feeds.choice import FEEDS
-from memload.reading.dataset import MemmapDataset
+from memload.reading.dataset import open_dataset
 from memload.reading.samplers import MixtureSampler
 from memload.wording import listed
 
@@ -47,7 +42,7 @@ def check_mixture(dataset: Any, sampler: Any) -> None:
     if not isinstance(sampler, MixtureSampler):
         return
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
-    sizes = tuple(len(open_dataset(part, None)) for part in parts)
+    sizes = tuple(len(open_dataset(part)) for part in parts)
     if sizes != (sampler.sizes if len(sizes) > 1 else (sum(sampler.sizes),)):
         raise ValueError(
             f"sampler: its data sets have {listed(sampler.sizes)} samples, but those of the Loader "
@@ -55,51 +50,17 @@ def check_mixture(dataset: Any, sampler: Any) -> None:
         )
 
 
-def check_settings(seed: int, feed: str, transform: Any) -> None:
-    """Raise TypeError or ValueError for a wrong seed, feed or transform."""
+def check_settings(feed: str, transform: Any) -> None:
+    """Raise ValueError for an unknown feed, and TypeError for a wrong transform."""
     check_transform(transform)
-    if not isinstance(seed, int | np.integer):
-        raise TypeError(f"seed must be an integer, not {seed!r}.")
     if feed not in FEEDS:
         raise ValueError(f"feed: there is no {feed!r}. Choose one of {', '.join(FEEDS)}.")
 
 
 def check_transform(transform: Any) -> None:
     """Raise TypeError for what is no transform of batches."""
-    is_recipe = getattr(transform, "__module__", "") == transforms.recipes.__name__
-    if isinstance(transform, type) or is_recipe:
-        name = transform.__name__
-        raise TypeError(f"transform is {name} itself, which only makes one. Write {name}(…).")
     if transform is not None and not callable(transform):
         raise TypeError(
             f"transform must be a function of images, not {transform!r}. Write "
             "transforms.Compose([...]) for a list, or a recipe such as transforms.train(224)."
         )
-
-
-def open_dataset(dataset: Any, columns: Any) -> MemmapDataset:
-    """Return the data set that a Loader is given, opened if it is a path.
-
-    A list, or torch's ConcatDataset, is read as one data set, and torch's Subset is a view. Raises
-    TypeError for any other kind of data set, and ValueError if one has a transform.
-    """
-    if isinstance(dataset, Subset):
-        return open_dataset(dataset.dataset, columns).subset(dataset.indices)
-    if isinstance(dataset, ConcatDataset):
-        dataset = dataset.datasets
-    if isinstance(dataset, list | tuple):
-        parts = [open_dataset(part, columns) for part in dataset]
-        return MemmapDataset(parts, columns=columns)
-    if isinstance(dataset, str | Path):
-        return MemmapDataset(dataset, columns=columns)
-    if not isinstance(dataset, MemmapDataset):
-        raise TypeError(
-            "dataset must be a MemmapDataset or its path, or a list of these, not a "
-            f"{type(dataset).__name__}. Build one of it first: memload.build(dataset, 'out.bin')."
-        )
-    if dataset.has_transform:
-        raise ValueError(
-            "dataset has a transform, which is for single samples. Give the Loader a transform of "
-            "batches instead."
-        )
-    return dataset

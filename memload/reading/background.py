@@ -67,13 +67,12 @@ def background(
 
     The result of a call is the iterator of a `ThreadPrefetcher`.
     """
-    check_integer("prefetch_factor", prefetch_factor, 1)
     if function is None:
         return functools.partial(background, prefetch_factor=prefetch_factor)
 
     @functools.wraps(function)
     def prefetched(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return _on_thread(function(*args, **kwargs), prefetch_factor)
+        return iter(ThreadPrefetcher(function(*args, **kwargs), prefetch_factor))
 
     return prefetched
 

@@ -6,19 +6,22 @@ import warnings
 from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from memload.feeds.feed import Feed, PendingRows
+from memload.feeds.feed import Feed, current_stream
 from memload.profiling import profiled
-from memload.reading.columns import split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.epochs import BatchPart, Chunk
+from memload.reading.loop import Job
 from memload.reading.streams import map_tensors, tensors_of
 from memload.transforms import Transform
+from memload.upload import upload
 
 
 class BatchNames(NamedTuple):
@@ -28,24 +31,22 @@ class BatchNames(NamedTuple):
     ordered: tuple[str, ...]
     #: the attributes of a batch, in the same order
     fields: tuple[str, ...]
-    #: in the order in which the feed returns them: arrays, then columns
-    fetched: list[str]
+    #: those of arrays, which a feed brings, and those of columns
+    arrays: list[str]
+    columns: list[str]
     #: those of masks, points and boxes, which follow the images
     followers: list[str]
-    #: bytes of a sample in columns
-    sample_bytes: int
 
     @classmethod
     def of(cls, dataset: MemmapDataset, names: tuple[str, ...]) -> "BatchNames":
         """Return the names for batches with these columns and arrays of a data set."""
-        arrays, others = split_names(names, dataset.arrays)
+        arrays = [name for name in names if name in dataset.arrays]
+        columns = [name for name in names if name not in arrays]
         followers = followers_of(dataset, names)
         # If the data set has a column `labels`, used or not, the attribute of `label` is `label`.
         label = "label" if "labels" in dataset.index.names else "labels"
         fields = tuple(label if name == "label" else name for name in names)
-        values = dataset.index.columns
-        size = sum(values[name][:1].nbytes if name in values else 8 for name in others)
-        return cls(names, fields, [*arrays, *others], [*chain(*followers.values())], size)
+        return cls(names, fields, arrays, columns, [*chain(*followers.values())])
 
 
 class JobMaker:
@@ -58,6 +59,7 @@ class JobMaker:
     def __init__(
         self,
         feed: Feed,
+        dataset: MemmapDataset,
         transform: Callable[..., Any] | None,
         names: BatchNames,
         *,
@@ -65,60 +67,77 @@ class JobMaker:
         epoch: int,
         stream: torch.cuda.Stream | None,
     ) -> None:
-        self.transform, self.names = transform, names
-        self.batch_class = batch_type(names.fields)
-        self._feed, self._seed, self._epoch, self._stream = feed, seed, epoch, stream
+        self._transform, self._names = transform, names
+        self._batch_class = batch_type(names.fields)
+        self._feed, self._columns = feed, dataset.index.columns
+        self._seed, self._epoch, self._stream = seed, epoch, stream
 
-    def jobs(self, chunks: Iterable[Chunk]) -> Iterator["BatchJob"]:
-        """Yield a job for each batch of some chunks. Its rows are being read by then."""
+    def jobs(self, chunks: Iterable[Chunk]) -> Iterator[Job]:
+        """Yield a job for each batch of some chunks, with its `BatchPart` as the note.
+
+        The rows are being read by then.
+        """
         for chunk in chunks:
+            if not chunk.parts:  # this rank has no share of the last step
+                continue
+            prepared = None
             # torch.cuda.stream(None) starts CUDA, which fails in a child that was forked from a
             # process that uses it.
-            on_stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
-            chunk_rows, prepared = None, None
-            if len(chunk.samples):
-                with on_stream:
-                    chunk_rows = self._feed.prepare(chunk.samples)
-                    if isinstance(self.transform, Transform):
-                        prepared = self.transform.prepare(
-                            chunk.draw_numbers, seed=self._seed, epoch=self._epoch
-                        )
+            with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+                columns = self._upload(chunk.samples)
+                begin_rows = self._feed.prepare(chunk.samples)
+                if isinstance(self._transform, Transform):
+                    prepared = self._transform.prepare(
+                        chunk.draw_numbers, seed=self._seed, epoch=self._epoch
+                    )
             for part in chunk.parts:
-                pending = None
-                if chunk_rows is not None and part.stop > part.start:
-                    pending = chunk_rows.begin(part.start, part.stop)
-                yield BatchJob(self, part, pending, prepared)
+                rows = begin_rows(part.start, part.stop)
+                make = partial(self._make, rows.fetch, columns, prepared, part)
+                yield Job(make, rows.is_ready, part)
 
+    def _upload(self, samples: np.ndarray) -> list[Tensor]:
+        """Return the columns of some samples on the device."""
+        columns = self._columns  # without a column of this name, "index" is the sample's number
+        values = [
+            columns[name][samples] if name in columns else samples for name in self._names.columns
+        ]
+        return [upload(value, self._feed.device) for value in values]
 
-class BatchJob(NamedTuple):
-    """Makes one batch, on any thread."""
+    def _make(
+        self,
+        fetch: Callable[[], list[Tensor]],
+        columns: list[Tensor],
+        prepared: Any,
+        part: BatchPart,
+    ) -> Any:
+        """Return a batch, a named tuple. Called on any thread.
 
-    maker: JobMaker
-    part: BatchPart
-    rows: PendingRows | None  #: None: this rank has no share of the step
-    prepared: Any  #: one of memload's transforms, prepared for the samples of the chunk; else None
-
-    def is_ready(self) -> bool:
-        """Return whether `make` would not wait for the disk."""
-        return self.rows is None or self.rows.is_ready()
-
-    def make(self) -> Any:
-        """Return the batch, a named tuple; None if this rank has no share of the step."""
-        if self.rows is None:
-            return None
+        ``columns`` are those of the chunk, and so is ``prepared``, one of memload's transforms;
+        None for others.
+        """
         with profiled("fetch"):
-            pixels, *values = self.rows.fetch()
+            pixels, *arrays = fetch()
+            values = [*arrays, *(self._part_of(column, part) for column in columns)]
         images: Any = pixels.permute(0, 3, 1, 2)
-        names, transform = self.maker.names, self.maker.transform
-        by_name = dict(zip(names.fetched, values, strict=True))
-        if transform is not None:
+        names = self._names
+        by_name = dict(zip([*names.arrays, *names.columns], values, strict=True))
+        if self._transform is not None:
             with profiled("transform"):
-                if self.prepared is not None:
-                    part = self.part
-                    images, by_name = self.prepared(images, by_name, part.start, part.stop)
+                if prepared is not None:
+                    images, by_name = prepared(images, by_name, part.start, part.stop)
                 else:
-                    images = _call(transform, images, names.followers)
-        return self.maker.batch_class(images, *(by_name[name] for name in names.ordered))
+                    images = _call(self._transform, images, names.followers)
+        return self._batch_class(images, *(by_name[name] for name in names.ordered))
+
+    def _part_of(self, column: Tensor, part: BatchPart) -> Tensor:
+        """Return the part of a chunk's column that is the batch's own."""
+        values = column[part.start : part.stop]
+        if not values.is_cuda:
+            return values.clone()  # it would keep the whole chunk
+        if self._stream is None:
+            # The loop may have changed its stream, and the feed has let that one wait.
+            values.record_stream(current_stream(values.device))
+        return values
 
 
 def _call(transform: Callable[[Any], Any], images: Tensor, followers: Sequence[str]) -> Any:

@@ -120,15 +120,11 @@ def _as_array(image: Any) -> np.ndarray:
 
 
 def _check_image(image: Any, position: int, shape: Sequence[int], dtype: object) -> None:
-    found = getattr(image, "dtype", type(image).__name__)
-    if found != dtype:
+    """Raise ValueError for an image whose values would be repeated or cut off without a word."""
+    if image.dtype != dtype or image.shape != shape:
         raise ValueError(
-            f"image {position} of the batch is {found} instead of {dtype}. Convert it."
-        )
-    if image.shape != shape:
-        raise ValueError(
-            f"image {position} of the batch has shape {tuple(image.shape)}, but the first has "
-            f"{tuple(shape)}. Resize or crop all images to one size."
+            f"image {position} of the batch is {image.dtype} of shape {tuple(image.shape)}, but "
+            f"the first is {dtype} of {tuple(shape)}. Resize or convert all images alike."
         )
 
 

@@ -49,8 +49,12 @@ class Origin:
         Raises FormatError if an index file is another one by now.
         """
         if not isinstance(self.source, str):
-            indexes = [_chosen_of(part.read(), part.chosen) for part in self.source]
-            return replace(_united(indexes, self.names), fingerprint=self.source_fingerprint)
+            wholes = [part.read() for part in self.source]
+            indexes = [
+                whole if part.chosen is None else whole.subset(part.chosen)
+                for part, whole in zip(self.source, wholes, strict=True)
+            ]
+            return unite(self.source, indexes, self.names)[1]
         index = Index.read(self.source)
         if index.fingerprint != self.source_fingerprint:
             raise FormatError(
@@ -79,22 +83,13 @@ def unite(
     so are other columns that differ. The fingerprint follows from those of the data sets, so it
     stays the same if files are moved. Raises ValueError if the data sets do not fit together.
     """
-    names = None if names is None else tuple(names)
     fingerprints = "".join(origin.fingerprint for origin in origins)
     fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
-    index = replace(_united(indexes, names), fingerprint=fingerprint)
+    if names is not None:
+        names = tuple(names)
+        indexes = [
+            replace(index, arrays=tuple(a for a in index.arrays if a.name in ("image", *names)))
+            for index in indexes
+        ]
+    index = replace(concatenate(indexes, names), fingerprint=fingerprint)
     return Origin(tuple(origins), fingerprint, names), index
-
-
-def _united(indexes: Sequence[Index], names: tuple[str, ...] | None) -> Index:
-    if names is None:
-        return concatenate(indexes)
-    used = [
-        replace(index, arrays=tuple(a for a in index.arrays if a.name in ("image", *names)))
-        for index in indexes
-    ]
-    return concatenate(used, names)
-
-
-def _chosen_of(index: Index, chosen: np.ndarray | None) -> Index:
-    return index if chosen is None else index.subset(chosen)

@@ -1,20 +1,19 @@
 """Random access to the samples of a data set, as torch's DataLoader and its users expect it."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from memload.editing.export import export
 from memload.editing.index_files import write
-from memload.reading.columns import choose_names
 from memload.reading.concat import open_index, unite
 from memload.storage.index import Array, Index
 from memload.storage.keys import Keys
@@ -79,15 +78,18 @@ class MemmapDataset(Dataset[Any]):
         if isinstance(path, str | Path):
             self._origin, index = open_index(path)
         else:
-            datasets = _open_all(path, columns)
-            columns = _shared_columns(datasets) if columns is None else columns
+            if not path:
+                raise ValueError("path: the list of data sets is empty. Name at least one.")
+            datasets = [open_dataset(part, columns) for part in path]
+            if columns is None:
+                columns = [*dict.fromkeys(chain(*(one.sample_names for one in datasets)))]
             self._origin, index = unite(
                 [dataset._origin for dataset in datasets],
                 [dataset.index for dataset in datasets],
                 None if columns == "all" else columns,
             )
         #: the names of what is behind the image: columns, and arrays such as masks
-        self.sample_names = choose_names(columns, index.names)
+        self.sample_names: tuple[str, ...] = choose_names(columns, index.names)
         self.transform = transform
         self.target_transform = target_transform
         self.transforms = transforms
@@ -175,11 +177,6 @@ class MemmapDataset(Dataset[Any]):
         dtype = torch.from_numpy(np.empty(0, shards.array.descr)).dtype
         if out is None:
             out = torch.empty(shape, dtype=dtype, device="cpu")
-        if not isinstance(out, Tensor):
-            raise TypeError(
-                f"out is of type {type(out).__name__} instead of a tensor. Wrap an array in "
-                "torch.from_numpy()."
-            )
         is_alike = tuple(out.shape) == shape and out.dtype == dtype and out.device.type == "cpu"
         if not is_alike or not out.is_contiguous():
             raise ValueError(
@@ -239,17 +236,6 @@ class MemmapDataset(Dataset[Any]):
         >>> dataset.where(split="val").save("val.idx")
         """
         write(self.index, path, overwrite)
-
-    def export(self, output: str | Path, **options: Any) -> Path:
-        """Write these samples as PNG files into a folder, or into a tar file as WebDataset.
-
-        Args:
-            output: A new folder, or a new file that ends in ``.tar``.
-            options: Those of `memload.export`, which also explains the errors.
-
-        >>> dataset.where(label="cat").export("cats/")  # doctest: +SKIP
-        """
-        return export(self.index, output, **options)
 
     @property
     def columns(self) -> Mapping[str, Tensor]:
@@ -381,31 +367,47 @@ def _as_index(indices: Any) -> Any:
     return array if array.size else array.astype(np.int64)  # NumPy makes floats of an empty list
 
 
-def _open_all(items: Any, columns: Any) -> list[MemmapDataset]:
-    """Return the data sets of a list, those that are given as paths opened for these columns."""
-    if not isinstance(items, list | tuple) or not items:
-        raise TypeError(f"path is {items!r:.80} instead of a path or a list of paths.")
-    datasets = [
-        item if isinstance(item, MemmapDataset) else MemmapDataset(item, columns=columns)
-        for item in items
-    ]
-    for dataset in datasets:
-        if dataset.has_transform:
-            raise ValueError(
-                f"path: {dataset.path} has a transform of its own. Give it to the data set of all."
-            )
-    return datasets
+def open_dataset(dataset: Any, columns: Any = None) -> MemmapDataset:
+    """Return a data set, opened for these columns if it is a path.
+
+    A list, or torch's ConcatDataset, is read as one data set, and torch's Subset is a view. Raises
+    TypeError for any other kind of data set, and ValueError if one has a transform.
+    """
+    if isinstance(dataset, Subset):
+        return open_dataset(dataset.dataset, columns).subset(dataset.indices)
+    if isinstance(dataset, ConcatDataset):
+        dataset = dataset.datasets
+    if isinstance(dataset, str | Path | list | tuple):
+        return MemmapDataset(dataset, columns=columns)
+    if not isinstance(dataset, MemmapDataset):
+        raise TypeError(
+            "dataset must be a MemmapDataset or its path, or a list of these, not a "
+            f"{type(dataset).__name__}. Build one of it first: memload.build(dataset, 'out.bin')."
+        )
+    if dataset.has_transform:
+        raise ValueError(
+            f"{dataset.path} has a transform for single samples. Give a Loader a transform of "
+            "batches instead, and several data sets one for all."
+        )
+    return dataset
 
 
-def _shared_columns(datasets: Sequence[MemmapDataset]) -> tuple[str, ...]:
-    """Return what follows the image in all data sets. Raises ValueError if that differs."""
-    first = datasets[0]
-    for dataset in datasets[1:]:
-        if dataset.sample_names != first.sample_names:
-            common = [name for name in first.sample_names if name in dataset.sample_names]
-            raise ValueError(
-                f"{first.path} hands out {list(first.sample_names)}, but {dataset.path} "
-                f"{list(dataset.sample_names)}. Name what you want, such as columns={common}, or "
-                "make them alike with 'memload relabel' or 'memload join'."
-            )
-    return first.sample_names
+def choose_names(requested: Any, available: Collection[str]) -> tuple[str, ...]:
+    """Return the names to hand out: all for None and ``"all"``, the label first, or those listed.
+
+    Raises TypeError if ``requested`` is no list of names, and ValueError for an unknown name.
+    """
+    if requested is None or (isinstance(requested, str) and requested == "all"):
+        return tuple(sorted(available, key=lambda name: name != "label"))
+    if isinstance(requested, str) or not isinstance(requested, Sequence):
+        raise TypeError(
+            f"columns is {requested!r} instead of a list of names. Write ['label'], for example, "
+            "or 'all'."
+        )
+    unknown = [name for name in requested if name not in (*available, "index")]
+    if unknown:
+        raise ValueError(
+            f"columns names {unknown[0]!r}, which the data set does not have. It has "
+            f"{listed(available) or 'no columns'}. The image always comes first."
+        )
+    return tuple(requested)

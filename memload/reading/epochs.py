@@ -34,17 +34,15 @@ import numpy as np
 
 from memload.reading.samplers import Order
 
-#: Samples and batches in a chunk, at most. One call of `Order.take` costs some 100 µs, and 12 ns
-#: for each position.
+#: Samples in a chunk, unless one batch has more. One call of `Order.take` costs some 100 µs, and 12
+#: ns for each position.
 _MAX_SAMPLES = 8192
-_MAX_BATCHES = 256
 
 
 class BatchPart(NamedTuple):
     """One batch of a chunk: its ``samples[start:stop]``.
 
-    ``samples_seen`` counts the samples of the epoch that all ranks have seen after this batch. A
-    part without samples is no batch: it is a step in which this rank has no share.
+    ``samples_seen`` counts the samples of the epoch that all ranks have seen after this batch.
     """
 
     start: int
@@ -56,7 +54,8 @@ class Chunk(NamedTuple):
     """The samples of several consecutive batches, int64 ``(n,)``, and the batches as parts of them.
 
     ``draw_numbers``, int64 ``(n,)``, are what random transforms are drawn for: the samples, or
-    where samples may repeat, their positions in the epoch.
+    where samples may repeat, their positions in the epoch. Where a rank has no share of the last
+    step, it has no part of it, and perhaps a chunk without parts.
     """
 
     samples: np.ndarray
@@ -81,7 +80,6 @@ class OrderBatches:
     num_replicas: int
     #: of the data set
     num_samples: int
-    max_samples: int = _MAX_SAMPLES
 
     def __len__(self) -> int:
         """Return the number of this rank's batches in a whole epoch."""
@@ -91,8 +89,7 @@ class OrderBatches:
     def chunks(self, epoch: int, samples_seen: int) -> Iterator[Chunk]:
         """Yield this rank's batches, from where all ranks have seen ``samples_seen`` samples."""
         steps = self._steps(samples_seen)
-        max_samples = min(_MAX_SAMPLES, self.max_samples)
-        in_chunk = max(1, min(_MAX_BATCHES, max_samples // self.batch_size))
+        in_chunk = max(1, _MAX_SAMPLES // self.batch_size)
         for first in range(0, len(steps), in_chunk):
             positions, parts, stop = [], [], 0
             for step_start in steps[first : first + in_chunk]:
@@ -100,7 +97,8 @@ class OrderBatches:
                 start, stop = stop, stop + len(share)
                 positions.append(np.arange(share.start, share.stop, share.step))
                 seen = min(step_start + steps.step, len(self.order))
-                parts.append(BatchPart(start, stop, seen))
+                if share:
+                    parts.append(BatchPart(start, stop, seen))
             yield self._chunk(epoch, np.concatenate(positions), parts)
 
     def _steps(self, samples_seen: int) -> range:

@@ -20,12 +20,10 @@ from memload.reading.arguments import (
     check_mixture,
     check_order,
     check_settings,
-    open_dataset,
     refuse_unsupported,
 )
 from memload.reading.batches import BatchNames, JobMaker, bind_dataset, copy_to_buffers
-from memload.reading.columns import choose_names
-from memload.reading.dataset import MemmapDataset
+from memload.reading.dataset import MemmapDataset, choose_names, open_dataset
 from memload.reading.epochs import Chunk, IterableBatches, OrderBatches, tell_epoch
 from memload.reading.loop import run_ahead
 from memload.reading.pipeline import Pipeline, make_pipeline, samples_of
@@ -35,9 +33,6 @@ from memload.reading.streams import find_device
 from memload.transforms.following import KINDS
 from memload.transforms.foreign import draws_once_a_batch
 from memload.wording import parse_size
-
-#: Samples of a chunk have at most so many bytes of columns, which go to the device together.
-_MAX_CHUNK_BYTES = 8 << 20
 
 
 class Progress(NamedTuple):
@@ -92,8 +87,7 @@ class Loader:
             and why.
         static_buffers: copy each batch into the same tensors, for a captured CUDA graph.
         cache_bytes: how much RAM may hold rows for the feed ``"dma"``, for all Loaders of the
-            process, such as ``"64GB"``. By default half of what is available. An error with a
-            feed that holds none.
+            process, such as ``"64GB"``. By default half of what is available.
 
     Raises ValueError and TypeError for wrong arguments, FeedError if a feed asked for by name
     cannot serve, and FormatError as `MemmapDataset` does.
@@ -128,25 +122,27 @@ class Loader:
         check_integer("batch_size", batch_size, 1)
         check_integer("prefetch_factor", prefetch_factor, 1)
         check_integer("num_threads", num_threads, 0)
-        check_settings(seed, feed, transform)
+        check_settings(feed, transform)
         ranks.check(rank, num_replicas)
         if static_buffers and not (drop_last or batch_sampler is not None):
             raise ValueError("static_buffers needs batches of one size. Use drop_last=True.")
         self.dataset = open_dataset(dataset, columns)
         check_mixture(dataset, sampler)
-        self.batch_size, self.drop_last, self.seed = int(batch_size), drop_last, int(seed)
+        self.batch_size, self.drop_last = int(batch_size), drop_last
+        self.seed = check_integer("seed", seed)
         names = _chosen_names(self.dataset, columns, transform)
         self._names = BatchNames.of(self.dataset, names)
         self.transform = bind_dataset(transform, self.dataset, names)
         self.num_threads, self.prefetch_factor = num_threads, prefetch_factor
         self.static_buffers, self.batch_sampler = static_buffers, batch_sampler
-        self._cache_bytes = None if cache_bytes is None else _bytes_of(cache_bytes, feed)
+        self._cache_bytes: int | None = None
+        if cache_bytes is not None:
+            self._cache_bytes = check_integer("cache_bytes", parse_size(cache_bytes), 0)
         size = self._num_samples = len(self.dataset)
         self._order: Any = sampler
         if sampler is None:
             order = ShuffledSampler(size, seed=self.seed) if shuffle else SequentialSampler(size)
             self._order = order
-        self._max_chunk = _MAX_CHUNK_BYTES // max(1, self._names.sample_bytes)
         self._given_ranks = (rank, num_replicas)
         self._given_device, self._given_feed = device, feed
         #: Where the next iteration begins.
@@ -223,8 +219,7 @@ class Loader:
         device, as ``loss.item()`` does, that is the loop's time. On the CPU, threads of the Loader
         take cores from the model. That makes the loop's time longer, and is no waiting.
         """
-        stopwatch = self._stopwatch
-        return Stats() if stopwatch is None else stopwatch.stats()
+        return Stats() if self._stopwatch is None else self._stopwatch.stats
 
     @property
     def rank(self) -> int:
@@ -260,7 +255,11 @@ class Loader:
         tell_epoch(int(epoch), self._order, self.batch_sampler)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position behind the batch that was handed out last: numbers and text."""
+        """Return the position behind the batch that was handed out last: numbers and text.
+
+        It is the same on all ranks. Only a rank without a share of the last step of an evaluation
+        is at the next epoch by then, which is where the others go on, too.
+        """
         epoch, samples_seen, _ = self._current or self._next
         return {"epoch": epoch, "samples_seen": samples_seen, **self._identity()}
 
@@ -269,27 +268,19 @@ class Loader:
 
         That may be on another number of ranks, and with other batch sizes and threads. Nothing is
         read to get there, except from an iterable of your own, which has to give the same numbers
-        again. Raises ValueError if the state is of other samples, another seed or another order,
-        and TypeError or ValueError if it is not a state.
+        again. Raises ValueError if the state is of other samples, another seed or another order.
         """
-        identity = self._identity()
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state is a {type(state).__name__}. Give what state_dict() returned.")
-        missing = {"epoch", "samples_seen", *identity} - state.keys()
-        if missing:
-            raise ValueError(
-                f"state has no {', '.join(sorted(missing))}. Give what state_dict() returned."
-            )
-        for name in ("epoch", "samples_seen"):
-            check_integer(f"state: {name}", state[name], 0)
-        for name, value in identity.items():
+        epoch, samples_seen = (
+            check_integer(f"state: {name}", state[name], 0) for name in ("epoch", "samples_seen")
+        )
+        for name, value in self._identity().items():
             if state[name] != value:
                 raise ValueError(
                     f"state belongs to another Loader: its {name} is {state[name]!r}, but this "
                     f"Loader's is {value!r}. Use the same data set, order and seed."
                 )
-        self._next, self._current = Progress(int(state["epoch"]), int(state["samples_seen"])), None
-        tell_epoch(self._next.epoch, self._order, self.batch_sampler)
+        self._next, self._current = Progress(epoch, samples_seen), None
+        tell_epoch(epoch, self._order, self.batch_sampler)
 
     def _identity(self) -> dict[str, Any]:
         """Return what must be equal for a state to be this Loader's."""
@@ -306,21 +297,23 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         self._current = None  # from here on, state_dict() is the start of the next epoch
-        return _Iteration(self)
+        return self._iterate()
 
-    def _iterate(self) -> Generator[Any, None, Progress | None]:
-        """Yield the batches of an epoch, which begins with the first of them.
-
-        Returns where the Loader stays if this rank had no share of the last step, else None.
-        """
+    def _iterate(self) -> Generator[Any, None, None]:
+        """Yield the batches of an epoch, which begins with the first of them."""
         asked_at = perf_counter()
         pipeline, (epoch, chunks) = self._get_pipeline(), self._begin_epoch()
         feed, side = pipeline.feed, pipeline.side
-        stopwatch = Stopwatch(asked_at, epoch, feed.name, pipeline.row_bytes)
-        self._stopwatch = stopwatch
+        self._stopwatch = stopwatch = Stopwatch(asked_at, epoch, feed.name)
         stream = None if side is None else side.stream
         maker = JobMaker(
-            feed, self.transform, self._names, seed=self.seed, epoch=epoch, stream=stream
+            feed,
+            self.dataset,
+            self.transform,
+            self._names,
+            seed=self.seed,
+            epoch=epoch,
+            stream=stream,
         )
         batches = run_ahead(
             maker.jobs(chunks),
@@ -329,28 +322,23 @@ class Loader:
             in_flight=pipeline.in_flight,
             reads_ahead=pipeline.reads_ahead,
         )
-        progress, has_share = self._current, True
+        progress = self._current
         with contextlib.closing(batches):
             for job, batch in batches:
-                part = job.part
+                part = job.note
                 del job
                 self._current = progress = Progress(epoch, part.samples_seen)
-                has_share = batch is not None
-                if not has_share:
-                    continue
                 if self.static_buffers:
                     batch = copy_to_buffers(batch, self._buffers)
-                stopwatch.hand_over(part.stop - part.start)
+                samples = part.stop - part.start
+                stopwatch.hand_over(samples, samples * pipeline.row_bytes)
                 if side is not None:
                     side.keep_back()
                 yield batch
                 del batch  # its memory may be what the next one takes
                 stopwatch.ask()
-        if not has_share:
-            return progress
         if self._current is progress:
             self._current = None
-        return None
 
     def _begin_epoch(self) -> tuple[int, Iterator[Chunk]]:
         """Return the epoch of this iteration, and its chunks. The next one begins one later."""
@@ -368,7 +356,7 @@ class Loader:
                 f"drop_last: an epoch has no batches, because {self._num_samples} samples are less "
                 f"than one batch of {self.batch_size} for each of {self.num_replicas} ranks. Use a "
                 "smaller batch_size, or drop_last=False.",
-                stacklevel=4,
+                stacklevel=3,
             )
         return epoch, chunks if first is None else chain([first], chunks)
 
@@ -385,7 +373,6 @@ class Loader:
             self.drop_last,
             *ranks.resolve(*self._given_ranks),
             self._num_samples,
-            self._max_chunk,
         )
 
     def _get_pipeline(self) -> Pipeline:
@@ -408,41 +395,6 @@ class Loader:
             return self._pipeline
 
 
-class _Iteration:
-    """Iterates over an epoch of a Loader, and leaves it at the next one.
-
-    In the last step of an evaluation on several ranks, a rank may have no samples. As long as its
-    iterator exists and is not asked again, its `Loader.state_dict` then shows the end of this
-    epoch, as it does on the other ranks, which still have a batch.
-    """
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader, self._batches = loader, loader._iterate()
-        self._stays_at: Progress | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._stays_at is not None:
-            self._leave()
-        try:
-            return next(self._batches)
-        except StopIteration as end:
-            self._stays_at = end.value
-            raise
-
-    def close(self) -> None:
-        """End the iteration early, as dropping it does."""
-        self._batches.close()
-
-    def _leave(self) -> None:
-        if self._stays_at is not None and self._loader._current is self._stays_at:
-            self._loader._current = None
-
-    __del__ = _leave
-
-
 def _chosen_names(
     dataset: MemmapDataset, columns: Sequence[str] | str | None, transform: Any
 ) -> tuple[str, ...]:
@@ -451,16 +403,3 @@ def _chosen_names(
         named = (getattr(transform, kind, None) or () for kind in KINDS)
         columns = tuple(dict.fromkeys([*dataset.sample_names, *chain(*named)]))
     return choose_names(columns, dataset.index.names)
-
-
-def _bytes_of(size: int | str, feed: str) -> int:
-    """Return a number of bytes. Raises ValueError that names the argument."""
-    if feed in ("resident", "pinned", "cpu"):
-        raise ValueError(f"cache_bytes has no effect on feed={feed!r}. Leave it out.")
-    try:
-        found = parse_size(size)
-    except ValueError as error:
-        raise ValueError(f"cache_bytes: {error}") from None
-    if found < 0:
-        raise ValueError(f"cache_bytes must be at least 0, not {size!r}.")
-    return found

@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
+from memload.feeds.feed import current_stream
 from memload.machine import starting_threads
-from memload.reading.streams import SideStream, current_stream
+from memload.reading.streams import SideStream
 
 _POOL_NAME = "memload-batch"
 FORKED = (
@@ -29,14 +30,16 @@ FORKED = (
 )
 
 
-class Job(Protocol):
-    """Makes one batch."""
+class Job(NamedTuple):
+    """Makes one batch: ``make()`` blocks until what it needs is there, and returns the batch.
 
-    def is_ready(self) -> bool:
-        """Return whether `make` would not wait for the disk. Never blocks."""
+    ``is_ready()`` returns whether it would not wait for the disk, and never blocks. ``note`` is
+    anything that the consumer wants to know of the batch.
+    """
 
-    def make(self) -> Any:
-        """Make the batch. Blocks until what it needs is there."""
+    make: Callable[[], Any]
+    is_ready: Callable[[], bool] = lambda: True
+    note: Any = None
 
 
 def run_ahead(
@@ -89,41 +92,25 @@ def run_ahead(
             pool.shutdown(wait=is_consumer, cancel_futures=True)
 
 
-def _begin(job: Any, side: SideStream | None, pool: Executor | None) -> Any:
-    """Make the batch of a job, or let a thread do so. Returns what has a ``result()``."""
+def _begin(job: Any, side: SideStream | None, pool: Executor | None) -> Callable[[], Any]:
+    """Make the batch of a job, or let a thread do so. Returns what returns it, or raises."""
     make = job.make
     if side is not None:
         # A thread of the pool could not ask for the caller's current stream.
         make = partial(side.begin, make, current_stream(side.device))
     if pool is None:
-        return _Result(make)
-    with starting_threads("use num_threads=0, which makes batches on your own thread"):
-        return pool.submit(make)
-
-
-def _hand_over(job: Any, begun: Any, side: SideStream | None) -> tuple[Any, Any]:
-    batch = begun.result()
-    return job, batch if side is None else side.hand_over(batch)
-
-
-class _Result:
-    """What a function returns or raises, as a Future has it."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._value = self._error = None
         try:
-            self._value = function()
+            batch = make()
         except Exception as error:  # noqa: BLE001  # raised when its turn comes
-            self._error = error
+            return partial(_raise, [error])
+        return lambda: batch
+    with starting_threads("use num_threads=0, which makes batches on your own thread"):
+        return pool.submit(make).result
 
-    def result(self) -> Any:
-        if self._error is None:
-            return self._value
-        error, self._error = self._error, None
-        try:
-            raise error
-        finally:
-            del error  # its traceback has this frame
+
+def _hand_over(job: Any, result: Callable[[], Any], side: SideStream | None) -> tuple[Any, Any]:
+    batch = result()
+    return job, batch if side is None else side.hand_over(batch)
 
 
 def _with_errors(jobs: Iterable[Any]) -> Iterator[Any]:
@@ -131,15 +118,8 @@ def _with_errors(jobs: Iterable[Any]) -> Iterator[Any]:
     try:
         yield from jobs
     except Exception as error:  # noqa: BLE001  # raised when its turn comes
-        yield _Failure(error)
+        yield Job(partial(_raise, [error]))
 
 
-class _Failure:
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def is_ready(self) -> bool:
-        return True
-
-    def make(self) -> Any:
-        raise self._error
+def _raise(errors: list[Exception]) -> None:
+    raise errors.pop()  # the traceback has this frame, which must not hold the error

@@ -7,7 +7,6 @@ import torch
 
 from memload.feeds.choice import Choice, FeedName, choose_feed
 from memload.feeds.feed import Feed, SampleArray
-from memload.reading.columns import column_values, split_names
 from memload.reading.dataset import MemmapDataset
 from memload.reading.streams import SideStream
 
@@ -38,12 +37,9 @@ class Pipeline(NamedTuple):
 
 
 def samples_of(dataset: MemmapDataset, names: Sequence[str]) -> list[SampleArray]:
-    """Return what a feed has to serve: images with the columns among these names, then arrays."""
-    index = dataset.index
-    arrays, columns = split_names(names, dataset.arrays)
-    values = [column_values(index, name) for name in columns]
-    images = SampleArray(dataset.shards, index.row, values)
-    return [images, *(SampleArray(dataset.shards_of(name), index.rows_of(name)) for name in arrays)]
+    """Return what a feed has to serve: the images, and the arrays among these names."""
+    arrays = ["image", *(name for name in names if name in dataset.arrays)]
+    return [SampleArray(dataset.shards_of(name), dataset.index.rows_of(name)) for name in arrays]
 
 
 def make_pipeline(

@@ -1,12 +1,12 @@
 """Move the batches of any iterable to a CUDA device, ahead of the loop."""
 
 import contextlib
-import functools
-import os
 import warnings
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from memload.profiling import profiled
-from memload.reading.arguments import check_transform, open_dataset
+from memload.reading.arguments import check_transform
 from memload.reading.batches import bind_dataset
-from memload.reading.dataset import MemmapDataset
+from memload.reading.dataset import MemmapDataset, open_dataset
 from memload.reading.epochs import tell_epoch
-from memload.reading.loop import run_ahead
+from memload.reading.loop import Job, run_ahead
 from memload.reading.samplers import ShuffledSampler, check_integer
 from memload.reading.stats import Stats, Stopwatch
 from memload.reading.streams import SideStream, find_device, map_tensors
@@ -49,8 +49,7 @@ class CudaPrefetcher:
             `memload.transforms` also gets the column ``label`` of a batch of two; if that is a
             mask, name it so: ``Compose([…], masks=["label"])``. For a DataLoader over a
             `MemmapDataset` it gets all columns and the data set's mean and std, and moves masks,
-            points and boxes. It draws at random for (``seed``, epoch, rank, position in the epoch),
-            or for the number of the sample if samples have numbers.
+            points and boxes. It draws at random for (``seed``, epoch, rank, position in the epoch).
         prefetch_factor: how many batches are on their way while one is used.
         shuffle: take the samples of a dataset in the order of `ShuffledSampler`.
         seed: of that order, and of what transforms draw.
@@ -73,7 +72,7 @@ class CudaPrefetcher:
     ) -> None:
         check_integer("prefetch_factor", prefetch_factor, 1)
         check_transform(transform)
-        self._by_number = _is_dataset(iterable)
+        self._by_number = not hasattr(iterable, "__iter__")
         if shuffle and not self._by_number:
             raise ValueError(
                 "shuffle is for a dataset of samples, but an iterable has an order of its own. "
@@ -109,7 +108,7 @@ class CudaPrefetcher:
 
         See `Loader.stats`. Bytes are not counted.
         """
-        return Stats() if self._stopwatch is None else self._stopwatch.stats()
+        return Stats() if self._stopwatch is None else self._stopwatch.stats
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, also for the iterable and its samplers."""
@@ -127,8 +126,9 @@ class CudaPrefetcher:
             if self.shuffle:
                 order = ShuffledSampler(len(items), seed=self.seed)
                 items = order.take(epoch, np.arange(len(items))).tolist()
-        mover = _Mover(self, epoch)
-        jobs = (_Move(mover, item) for item in items)
+        dataset = self.iterable if self._by_number else None
+        mover = _Mover(dataset, self.device, self.transform, self._columns, self.seed, epoch)
+        jobs = (Job(partial(mover, item)) for item in items)
         batches = run_ahead(jobs, side=self._side, in_flight=1 + self.prefetch_factor)
         self._stopwatch = Stopwatch(perf_counter(), epoch)
         # The generator must not refer to self: `next` stores it there, and such a cycle would keep
@@ -164,73 +164,58 @@ def _hand_over(
             stopwatch.ask()
 
 
-class _Move(NamedTuple):
-    """Makes a batch of an item."""
-
-    mover: "_Mover"
-    item: Any
-
-    def is_ready(self) -> bool:
-        return True
-
-    def make(self) -> Any:
-        return self.mover(self.item)
-
-
+@dataclass
 class _Mover:
-    """Makes the batches of an epoch of a `CudaPrefetcher`: moves and transforms them."""
+    """Makes the batches of an epoch: moves and transforms those of an iterable.
 
-    def __init__(self, prefetcher: CudaPrefetcher, epoch: int) -> None:
-        self._dataset = prefetcher.iterable if prefetcher._by_number else None
-        self._device, self._transform = prefetcher.device, prefetcher.transform
-        self._columns, self._seed, self._epoch = prefetcher._columns, prefetcher.seed, epoch
-        self._samples_seen = 0
+    With a ``dataset``, it gets the numbers of samples instead. ``columns`` are the names of what is
+    behind the images; empty if they are not known.
+    """
+
+    dataset: Any
+    device: torch.device
+    transform: Callable[..., Any] | None
+    columns: tuple[str, ...]
+    seed: int
+    epoch: int
+    samples_seen: int = 0
 
     def __call__(self, item: Any) -> Any:
-        """Return a batch on the device, of one from the iterable or of the number of a sample."""
-        source = item if self._dataset is None else self._dataset[item]
+        """Return a batch on the device."""
+        source = item if self.dataset is None else self.dataset[item]
         with profiled("fetch"):
-            batch = map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), source)
-        if self._transform is None:
+            batch = map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True), source)
+        if self.transform is None:
             return batch
         is_sequence = isinstance(batch, tuple | list) and len(batch) > 0
         images, *values = batch if is_sequence else [batch]
         with profiled("transform"):
-            if isinstance(self._transform, Transform):
-                images, values = self._transform_columns(images, values, item)
+            if isinstance(self.transform, Transform):
+                images, values = self._transform_columns(self.transform, images, values)
             else:
-                images = self._transform(images)
+                images = self.transform(images)
         if not is_sequence:
             return images
         is_named = hasattr(batch, "_fields")
         return type(batch)(images, *values) if is_named else type(batch)([images, *values])
 
     def _transform_columns(
-        self, images: Any, values: list[Any], item: Any
+        self, transform: Transform, images: Any, values: list[Any]
     ) -> tuple[Any, list[Any]]:
         """Call a transform of memload's with images and, if their names are known, columns."""
-        count = len(images) if isinstance(images, Tensor) and images.ndim else 0
-        first = self._samples_seen
-        if self._dataset is not None:
-            # A sample draws for its number. A whole batch with a number has 2³² numbers of its own
-            # for its samples.
-            first = item if count == 1 else (item + 1) << 32
-        self._samples_seen += count
-        transform = functools.partial(
-            self._transform,
-            samples=np.arange(first, first + count),
-            seed=self._seed + seed_offset(),
-            epoch=self._epoch,
-        )
-        names = self._columns
+        names = self.columns
         if len(values) != len(names):
             names = ("label",)
-            _refuse_unnamed_masks(self._transform, images, values)
+            _refuse_unnamed_masks(transform, images, values)
+        count = len(images) if isinstance(images, Tensor) and images.ndim else 0
+        samples = np.arange(self.samples_seen, self.samples_seen + count)
+        self.samples_seen += count
+        draws = {"samples": samples, "seed": self.seed + seed_offset(), "epoch": self.epoch}
         are_columns = all(isinstance(one, Tensor) and one.shape[:1] == (count,) for one in values)
         if len(values) != len(names) or not are_columns:
-            return transform(images), values
+            return transform(images, **draws), values
         columns = dict(zip(names, values, strict=True))
-        images, columns = transform(images, columns)  # MixUp changes labels too
+        images, columns = transform(images, columns, **draws)  # MixUp changes labels too
         return images, [columns[name] for name in names]
 
 
@@ -260,21 +245,5 @@ def _stored_dataset(iterable: Any) -> MemmapDataset | None:
         dataset = dataset.dataset
     if isinstance(dataset, ConcatDataset):
         with contextlib.suppress(TypeError, ValueError):  # of other kinds, or with transforms
-            dataset = open_dataset(dataset, None)
+            dataset = open_dataset(dataset)
     return dataset if isinstance(dataset, MemmapDataset) else None
-
-
-def _is_dataset(iterable: Any) -> bool:
-    """Return whether samples are taken by number. Raises TypeError if it gives no batches."""
-    if isinstance(iterable, str | bytes | os.PathLike):
-        raise TypeError(
-            f"iterable is the path {iterable!r}. Give a DataLoader or a dataset, or use a Loader, "
-            "which takes a path."
-        )
-    if hasattr(iterable, "__iter__"):
-        return False
-    if not (hasattr(iterable, "__getitem__") and hasattr(iterable, "__len__")):
-        raise TypeError(
-            f"iterable must be an iterable or a dataset with a length, not {iterable!r}."
-        )
-    return True

@@ -1,12 +1,14 @@
 """What an iteration has handed out, and how long each side has waited for the other."""
 
+from copy import copy
+from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
 
 from memload.wording import counted, size_text
 
 
-class Stats(NamedTuple):
+@dataclass
+class Stats:
     """What an iteration has handed out so far, and what the loop has waited for.
 
     >>> print(Stats(batches=1000, seconds_waited=0.4, seconds_in_loop=51.7, feed="dma"))
@@ -24,9 +26,8 @@ class Stats(NamedTuple):
         seconds_to_first: How many of these passed before the first batch: also to choose the feed
             and fill it.
         seconds_in_loop: Seconds from when a batch was handed out until the next one was asked for.
-        samples: Images that were handed out. None if that is not known, as in a `CudaPrefetcher`.
-        bytes: Bytes of their rows, and of masks and other arrays, as they are stored. None if that
-            is not known.
+        samples: Images that were handed out. A `CudaPrefetcher` does not count them.
+        bytes: Bytes of their rows, and of masks and other arrays, as they are stored.
         feed: The name of the feed; empty if there is none.
     """
 
@@ -35,8 +36,8 @@ class Stats(NamedTuple):
     seconds_waited: float = 0.0
     seconds_to_first: float = 0.0
     seconds_in_loop: float = 0.0
-    samples: int | None = None
-    bytes: int | None = None
+    samples: int = 0
+    bytes: int = 0
     feed: str = ""
 
     @property
@@ -57,7 +58,7 @@ class Stats(NamedTuple):
         ]
         if self.feed:
             parts.append(f"feed {self.feed}")
-        if self.bytes is not None:
+        if self.bytes:
             parts.append(size_text(self.bytes))
         return ", ".join(parts)
 
@@ -69,42 +70,31 @@ def _seconds_text(seconds: float) -> str:
 class Stopwatch:
     """Takes the time of one iteration, whose thread calls `hand_over` and `ask` in turn.
 
-    `stats` may be called on any thread. ``asked_at`` is when the first batch was asked for, a time
-    of ``time.perf_counter``. ``row_bytes`` is None if samples cannot be counted.
+    ``stats`` may be read on any thread. ``asked_at`` is when the first batch was asked for, a time
+    of ``time.perf_counter``.
     """
 
-    def __init__(
-        self, asked_at: float, epoch: int, feed: str = "", row_bytes: int | None = None
-    ) -> None:
-        self.asked_at = asked_at
-        self._epoch, self._feed, self._row_bytes = epoch, feed, row_bytes
-        self._batches = self._samples = 0
-        self._waited = self._to_first = self._in_loop = self._handed_over = 0.0
+    def __init__(self, asked_at: float, epoch: int, feed: str = "") -> None:
+        self.asked_at, self._handed_over = asked_at, 0.0
+        self._stats = Stats(epoch, feed=feed)
 
-    def hand_over(self, samples: int = 0) -> None:
-        """Count a batch that is handed out now, and the time since it was asked for."""
-        now = self._handed_over = perf_counter()
-        self._waited += now - self.asked_at
-        if not self._batches:
-            self._to_first = self._waited
-        self._batches += 1
-        self._samples += samples
+    @property
+    def stats(self) -> Stats:
+        """What was counted so far."""
+        return copy(self._stats)
+
+    def hand_over(self, samples: int = 0, size: int = 0) -> None:
+        """Count a batch of so many bytes that is handed out now, and the time it was waited for."""
+        now, stats = perf_counter(), self._stats
+        self._handed_over = now
+        stats.seconds_waited += now - self.asked_at
+        if not stats.batches:
+            stats.seconds_to_first = stats.seconds_waited
+        stats.batches += 1
+        stats.samples += samples
+        stats.bytes += size
 
     def ask(self) -> None:
         """Count the time since the last batch was handed out: now the next one is asked for."""
-        now = self.asked_at = perf_counter()
-        self._in_loop += now - self._handed_over
-
-    def stats(self) -> Stats:
-        """Return what was counted so far."""
-        size = self._row_bytes
-        return Stats(
-            self._epoch,
-            self._batches,
-            self._waited,
-            self._to_first,
-            self._in_loop,
-            samples=None if size is None else self._samples,
-            bytes=None if size is None else self._samples * size,
-            feed=self._feed,
-        )
+        self.asked_at = perf_counter()
+        self._stats.seconds_in_loop += self.asked_at - self._handed_over

@@ -104,12 +104,6 @@ class Shards:
     def __len__(self) -> int:
         return self.array.rows
 
-    @property
-    def identities(self) -> list[tuple[int, ...]]:
-        """What tells each open file from others of this process: device, inode and time."""
-        states = map(os.fstat, self.descriptors)
-        return [(state.st_dev, state.st_ino, state.st_mtime_ns) for state in states]
-
     def row(self, row: int) -> np.ndarray:
         """Return one row, which is in range, as a view of the map.
 

@@ -110,7 +110,9 @@ def test_a_table_has_a_column_for_each_kind_of_figure_if_these_are_few():
 
 def test_the_page_of_all_results_has_a_section_for_each_line():
     page = figures.results_page(LINES).splitlines()
-    heading = page.index("## Loading onto a GPU; model stem; 1 × a GPU, 2 cores (a CPU), 2026-11-23")
+    heading = page.index(
+        "## Loading onto a GPU; model stem; 1 × a GPU, 2 cores (a CPU), 2026-11-23"
+    )
     assert page.index("| a › b, c | 367,100 (1.00 to 2.00) |") > heading
 
 

@@ -1,13 +1,12 @@
 """Every feed against the files, by itself."""
 
 import ctypes
-import gc
 
 import numpy as np
 import pytest
 import torch
 
-from memload import FeedError, FormatError, Index, Loader, MemmapDataset
+from memload import FeedError, FormatError, Loader, MemmapDataset
 from memload.feeds import copies
 from memload.feeds.choice import choose_feed
 from memload.feeds.copies import RowCopies
@@ -43,10 +42,10 @@ def make_feed(feed_name):
     """A function that creates the feed for some shards. It is closed at the end."""
     feeds = []
 
-    def make(shards, row=None, columns=()):
+    def make(shards, row=None):
         row = np.arange(len(shards)) if row is None else np.array(row)
         name, cache_bytes = FEEDS[feed_name]
-        array = SampleArray(shards, row, columns)
+        array = SampleArray(shards, row)
         feed, _ = choose_feed(name, [array], DEVICE, cache_bytes=cache_bytes)
         feeds.append(feed)
         return feed
@@ -59,10 +58,10 @@ def make_feed(feed_name):
 
 def fetch(feed, samples):
     """Fetch samples as a chunk of two batches, which are begun before the first is fetched."""
-    prepared, half = feed.prepare(samples), max(1, len(samples) // 2)
-    begun = [prepared.begin(0, half)]
+    begin, half = feed.prepare(samples), max(1, len(samples) // 2)
+    begun = [begin(0, half)]
     if half < len(samples):
-        begun.append(prepared.begin(half, len(samples)))
+        begun.append(begin(half, len(samples)))
     batches = zip(*(rows.fetch() for rows in begun), strict=True)
     return [torch.cat(tensors) for tensors in batches]
 
@@ -90,20 +89,12 @@ def test_samples_are_as_they_are_stored_and_batches_outlive_the_feed(
     shards = Shards(make_dataset(rows=(17, 13, 50), shape=shape, descr=descr))
     rng = np.random.default_rng(1)
     for row in (rng.integers(0, 80, 100), np.arange(80)[::-1], np.array([79])):
-        columns = (
-            np.arange(len(row)) * 3,
-            rng.random((len(row), 2, 3)).astype(np.float32),
-            np.arange(len(row), dtype=np.uint16),
-            np.arange(len(row)) % 3 == 0,
-        )
-        feed = make_feed(shards, row, columns)
+        feed = make_feed(shards, row)
         for count in (1, 7, 300):
             samples = rng.integers(0, len(row), count)
-            pixels, *values = fetch(feed, samples)
+            (pixels,) = fetch(feed, samples)
             assert pixels.is_contiguous()
             np.testing.assert_array_equal(on_host(pixels), stored(shards)[row[samples]])
-            for value, column in zip(values, columns, strict=True):
-                np.testing.assert_array_equal(on_host(value), column[samples])
             wait_until_held(feed)
         batches = [fetch(feed, np.array([sample]))[0] for sample in range(len(row))]
         feed.close()
@@ -186,22 +177,6 @@ def test_only_the_rows_of_a_subset_are_copied_to_the_device(make_dataset):
     torch.cuda.synchronize()
     taken = torch.cuda.memory_allocated(DEVICE) - before
     assert 3 * 128 * 128 * 3 <= taken < 6 * 128 * 128 * 3
-
-
-def test_feeds_of_the_same_rows_hold_them_on_the_device_once(make_dataset):
-    path, row = make_dataset(rows=(40,), shape=(256, 256, 3)).path, np.array([5, 39, 5])
-
-    def make():
-        array = SampleArray(Shards(Index.read(path)), row)
-        return choose_feed("resident", [array], DEVICE)[0]
-
-    one = make()
-    before = torch.cuda.memory_allocated(DEVICE)
-    other = make()
-    assert torch.cuda.memory_allocated(DEVICE) == before
-    del one, other
-    gc.collect()
-    assert torch.cuda.memory_allocated(DEVICE) <= before - 2 * 256 * 256 * 3
 
 
 def test_torch_works_on_after_pages_could_not_be_registered():

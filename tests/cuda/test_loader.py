@@ -84,6 +84,22 @@ def test_batches_are_those_of_the_cpu_and_stay(path, feed, batch_size, transform
 
 
 @every_feed
+def test_columns_of_any_type_are_those_of_the_samples(make_dataset, feed):
+    rng = np.random.default_rng(0)
+    columns = {
+        "number": np.arange(SIZE, dtype="<u2"),
+        "grid": rng.random((SIZE, 3, 5)),
+        "flags": rng.random((SIZE, 3)) > 0.5,
+    }
+    path = make_dataset(rows=(SIZE,), columns=columns, classes=None).path
+    options = {"shuffle": True, "columns": [*columns, "index"], **FEEDS[feed]}
+    for batch in list(Loader(path, 16, **options)):
+        for name, stored in columns.items():
+            found = getattr(batch, name).cpu().numpy()
+            np.testing.assert_array_equal(found, stored[batch.index.cpu()], strict=True)
+
+
+@every_feed
 def test_a_subset_on_any_rank_also_resumed(path, feed):
     """The samples are scattered, and some are there twice."""
     chosen = np.random.default_rng(0).integers(0, SIZE, 100)

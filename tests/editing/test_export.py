@@ -191,7 +191,7 @@ def test_a_tar_has_the_members_of_a_sample_side_by_side_and_always_the_same_byte
 def test_some_samples_of_views_are_exported(make_dataset, tmp_path):
     index = make_dataset(rows=(9,))
     view = memload.MemmapDataset(index.path).subset([8, 1, 1, 0]).where(label=["cat", "bee"])
-    view.export(tmp_path / "pngs", progress=False)
+    memload.export(view, tmp_path / "pngs", progress=False)
     assert [line["file_name"] for line in lines_of(tmp_path / "pngs")] == [
         "cat/8.png", "bee/1.png", "bee/1-2.png",
     ]  # fmt: skip

@@ -291,18 +291,16 @@ def _has(memory, address, size):
     return any(start <= address and address + size <= start + n for start, n in parts)
 
 
-def open_array(index, name="image", row=None, columns=()):
+def open_array(index, name="image", row=None):
     """Open the rows of an array, by default all of them."""
     shards = Shards(Index.read(index.path), name)
-    return SampleArray(
-        shards, np.arange(len(shards)) if row is None else np.array(row, np.int64), [*columns]
-    )
+    return SampleArray(shards, np.arange(len(shards)) if row is None else np.array(row, np.int64))
 
 
 def fetch(feed, samples):
     """Fetch a batch of some samples."""
     samples = np.array(samples, np.int64)
-    return feed.prepare(samples).begin(0, len(samples)).fetch()
+    return feed.prepare(samples)(0, len(samples)).fetch()
 
 
 class Reads:

@@ -1,7 +1,5 @@
 """Memory that is used again."""
 
-import threading
-
 import torch
 
 from memload.feeds.gather import BufferPool
@@ -40,20 +38,3 @@ def test_a_buffer_serves_sizes_down_to_half_of_it():
         assert (tensor.dtype, tensor.shape) == (torch.uint8, (size,))
         assert (tensor.data_ptr() == address) == same
         del tensor
-
-
-def test_threads_never_get_the_same_memory():
-    pool, wrong = BufferPool(3), []
-
-    def work(value):
-        for _ in range(300):
-            tensor = pool.take(512).fill_(value)
-            if not (tensor == value).all():
-                wrong.append(value)
-
-    threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong

@@ -86,7 +86,7 @@ def main(group, path):
         (files,) = plan_files(arrays, math.inf, torch.device("cpu"))
         for file in files:
             file.planned = file.size
-        filler = Filler(files, torch.device("cpu"))
+        filler = Filler(files, torch.device("cpu"), lambda: False)
         filler._thread.join()
         kept.append((files, filler))
         found["held"].append(files[0].held)

@@ -13,6 +13,7 @@ import torch
 
 from memload import Loader, MemloadError
 from memload.feeds import held
+from memload.feeds.reader import RowReader
 from tests.feeds.fake_cuda import fetch, open_array
 
 PAGE = 4096
@@ -265,7 +266,7 @@ def test_it_leaves_the_disk_to_rows_that_are_waited_for(
     monkeypatch.setattr(held, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
     monkeypatch.setattr(held, "_STEP_BYTES", PAGE)
     monkeypatch.setattr(held, "disk_reads", lambda: next(disk_reads) if is_on_disk else 0)
-    monkeypatch.setattr(held, "rows_are_waited_for", lambda: is_waited_for)
+    monkeypatch.setattr(RowReader, "is_busy", lambda _: is_waited_for)
     feed = cuda.feed(open_array(index))
     cuda.wait()
     assert cuda.registered_bytes == SIZE

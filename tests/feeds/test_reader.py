@@ -10,6 +10,7 @@ import torch
 
 from memload import FeedError, FormatError, Loader
 from memload.feeds import held
+from memload.feeds.reader import RowReader
 from tests.feeds.fake_cuda import FakeCuda, Reads, fetch, open_array
 
 PAGE = 4096
@@ -97,8 +98,8 @@ def test_threads_that_take_memory_at_the_same_time_get_different_memory(
 ):
     """While one looks whether the copy out of the oldest buffer is over, another takes a buffer."""
     feed = cuda.feed(open_array(index), 0)
-    prepared = feed.prepare(np.arange(30))
-    for pending in [prepared.begin(0, 5), prepared.begin(5, 10)]:
+    begin = feed.prepare(np.arange(30))
+    for pending in [begin(0, 5), begin(5, 10)]:
         pending.fetch()
     assert len(cuda.locked) == 2
     begun, event = [], torch.cuda.Event().__class__
@@ -107,13 +108,13 @@ def test_threads_that_take_memory_at_the_same_time_get_different_memory(
     def let_another_one_in(event):
         monkeypatch.setattr(type(event), "query", query)
         with ThreadPoolExecutor(1) as thread:
-            begun.append(thread.submit(prepared.begin, 10, 15).result(30))
+            begun.append(thread.submit(begin, 10, 15).result(30))
         cuda.is_slow = True  # from now on no copy is over
-        begun.append(prepared.begin(15, 20))
+        begun.append(begin(15, 20))
         return query(event)
 
     monkeypatch.setattr(event, "query", let_another_one_in)
-    begun.append(prepared.begin(20, 25))
+    begun.append(begin(20, 25))
     cuda.finish()
     cuda.is_slow = False
     found = [pending.fetch()[0].numpy() for pending in begun]
@@ -123,19 +124,20 @@ def test_threads_that_take_memory_at_the_same_time_get_different_memory(
 
 def test_batches_that_nobody_fetches_do_no_harm(index, pixels, cuda):
     feed = cuda.feed(open_array(index), 0)
-    prepared = feed.prepare(np.arange(30))
+    begin = feed.prepare(np.arange(30))
     for start in range(20):
-        prepared.begin(start, start + 10)
+        begin(start, start + 10)
     np.testing.assert_array_equal(fetch(feed, range(30))[0].numpy(), pixels)
     for start in range(20):
-        prepared.begin(start, start + 10)
+        begin(start, start + 10)
     feed.close()
 
 
 def test_a_batch_is_ready_once_its_rows_of_all_arrays_are_read(index, add_array, cuda, monkeypatch):
     index = add_array(index, "mask", np.ones((30, 10, 100), np.uint8), "mask")
     arrays = [open_array(index), open_array(index, "mask")]
-    masks, preadv, may_read = arrays[1].shards.identities[0][1], os.preadv, threading.Event()
+    masks, preadv = os.fstat(arrays[1].shards.descriptors[0]).st_ino, os.preadv
+    may_read = threading.Event()
 
     def read(descriptor, *arguments):
         if os.fstat(descriptor).st_ino == masks:
@@ -143,17 +145,27 @@ def test_a_batch_is_ready_once_its_rows_of_all_arrays_are_read(index, add_array,
         return preadv(descriptor, *arguments)
 
     feed = cuda.feed(arrays, 0)
-    prepared = feed.prepare(np.arange(30))
-    prepared.begin(0, 30).fetch()  # the files are open now
-    assert not held.rows_are_waited_for()
+    begin = feed.prepare(np.arange(30))
+    begin(0, 30).fetch()  # the files are open now
     monkeypatch.setattr(os, "preadv", read)
-    pending = prepared.begin(0, 30)
+    pending = begin(0, 30)
     assert not pending.is_ready()
-    assert held.rows_are_waited_for()
     may_read.set()
     pending.fetch()
     assert pending.is_ready()
     feed.close()
+
+
+def test_a_reader_is_busy_while_rows_are_waited_for(index, monkeypatch):
+    reader, preadv, may_read = RowReader(open_array(index).shards), os.preadv, threading.Event()
+    monkeypatch.setattr(os, "preadv", lambda *arguments: may_read.wait(30) and preadv(*arguments))
+    assert not reader.is_busy()
+    reading = reader.begin(np.array([0]), np.array([PAGE]), np.array([True]))
+    assert reader.is_busy()
+    may_read.set()
+    reading.wait()
+    assert not reader.is_busy()
+    reader.close()
 
 
 @pytest.mark.parametrize(

@@ -137,16 +137,6 @@ def test_a_changed_tensor_is_refused_and_that_of_names_when_one_is_used(index, t
         assert len(Index.read(path).keys) == 5
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\0" * 8, b"\xff" * 99, bytes(5) + b"\1" + bytes(99), b"PK\3\4" * 9, b"{" * 99],
-)
-def test_another_file_is_refused(content, tmp_path):
-    (tmp_path / "other.idx").write_bytes(content)
-    with pytest.raises(FormatError, match=r"other\.idx is damaged or was not written"):
-        Index.read(tmp_path / "other.idx")
-
-
 @settings(max_examples=100, deadline=None, database=None)
 @given(st.data())
 def test_an_index_with_other_bytes_opens_as_it_was_or_is_refused(write_dataset, data):

@@ -163,18 +163,6 @@ def test_what_version_1_did_not_have_is_in_the_file_only_where_there_is_any(
     assert b'\\"format_version\\":2,' in index.path.read_bytes()
 
 
-def test_rows_of_every_array_follow_a_subset(make_dataset, add_array, tmp_path):
-    index = make_dataset()
-    values, rows = np.arange(10, dtype="<f4").reshape(-1, 1), np.arange(len(index)) * 2
-    index = add_array(index, "features", values, "npy", other_rows={"features": rows})
-    part = index.subset(np.array([3, 1]))
-    assert part.rows_of("features").tolist() == [6, 2]
-    assert part.rows_of("image").tolist() == index.row[[3, 1]].tolist()
-    with pytest.raises(KeyError, match="feature"):
-        part.rows_of("feature")
-    assert Index.read(part.write(tmp_path / "part.idx").path).rows_of("features").tolist() == [6, 2]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/smaps_rollup")
 def test_an_index_that_was_read_takes_the_memory_of_its_arrays_and_not_of_its_names(write_sparse):
     def private_bytes():
