@@ -33,7 +33,7 @@ install() {
     # The stamp makes the next run start at once, unless pyproject.toml has changed.
     [[ $stamp -nt pyproject.toml ]] && return
     echo "installing memload and its dependencies in .venv; the first time, torch may take minutes …" >&2
-    # Modules are compiled when they are imported. To compile all at once takes most of the installation.
+    # To compile all modules takes most of the installation. They are compiled when they are first imported.
     export PIP_NO_COMPILE=1
     # torch first: as a dependency, pip would take its newest build, with gigabytes of CUDA.
     .venv/bin/python -c 'import torch' 2>/dev/null || .venv/bin/python -m pip install --quiet torch==2.13.0
@@ -46,5 +46,7 @@ install() {
     touch "$stamp"
 }
 
+# Containers often set it. Then each process of a test would compile all that it imports, which takes 5 s for torch alone.
+unset PYTHONDONTWRITEBYTECODE
 [[ -x .venv/bin/python ]] && .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
 install "${1:-}"

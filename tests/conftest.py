@@ -71,10 +71,8 @@ def folder(tmp_path):
 
 
 def _jpeg(seed):
-    rng = np.random.default_rng(seed)
-    small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), np.uint8))
     file = io.BytesIO()
-    small.resize((40 + seed, 36), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    picture(seed, 40 + seed, 36).save(file, "JPEG", quality=90)
     return file.getvalue()
 
 
@@ -175,17 +173,6 @@ def output(folder, tmp_path):
 def tqdm_monitor():
     """Let tqdm start its thread and make its lock before `nothing_left_behind` looks."""
     tqdm.tqdm(range(1), file=io.StringIO()).close()
-
-
-@pytest.fixture(scope="session")
-def matplotlib_fonts(tmp_path_factory):
-    """Let matplotlib open its fonts, which it keeps open, before `nothing_left_behind` looks."""
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    figure.suptitle("×")
-    figure.add_subplot().set_xscale("log")
-    figure.savefig(tmp_path_factory.mktemp("fonts") / "fonts.png")
 
 
 def _write_dataset(

@@ -159,10 +159,9 @@ def test_two_parts(shared, expected):
 
 
 def test_a_slurm_array(shared, expected):
-    script = shared.adapted(block("Slurm", "--array"))
-    tasks = 8
-    assert f"--array=0-{tasks - 1}\n" in script
-    for task in [3, *range(tasks), 3]:  # one begins out of turn, and one is run again at the end
+    tasks = 3
+    script = shared.adapted(block("Slurm", "--array"), {"--array=0-7": f"--array=0-{tasks - 1}"})
+    for task in [2, *range(tasks), 2]:  # one begins out of turn, and one is run again at the end
         shared.run_script(
             "build.sh",
             script,
@@ -180,7 +179,7 @@ def test_a_slurm_array(shared, expected):
 
 def test_slurm_tasks_of_srun(shared, expected):
     script = shared.adapted(block("Slurm", "srun"))
-    shared.run_script("build.sh", script, SLURM_NTASKS=8, SLURM_PROCID=0, SLURM_CPUS_PER_TASK=1)
+    shared.run_script("build.sh", script, SLURM_NTASKS=3, SLURM_PROCID=0, SLURM_CPUS_PER_TASK=1)
     assert shared.files() == expected
 
 

@@ -10,16 +10,9 @@ import pytest
 
 import memload
 from memload import inspection
-from memload.errors import FormatError, MissingError
+from memload.errors import MissingError
 from memload.storage.format import npy_header
-
-
-def flip(path, *positions):
-    data = bytearray(path.read_bytes())
-    for position in positions:
-        data[position] ^= 1
-    path.write_bytes(data)
-
+from tests.damage import flip
 
 # ---- info
 
@@ -228,13 +221,3 @@ def test_a_file_that_cannot_be_read_is_reported_with_its_rows(
     assert found.endswith(problem)
     assert bad_rows(report) == ([3, 4] if reads else [])
     assert not report.ok
-
-
-@pytest.mark.parametrize("name", ["key/bytes", "key/offsets", "crc32/image"])
-def test_damage_to_the_index_is_found(name, make_dataset, tamper):
-    def damage(metadata, tensors):
-        tensors[name].view(np.uint8)[-1] ^= 1
-
-    path = tamper(make_dataset().path, damage, relist=False)
-    with pytest.raises(FormatError, match=rf"made\.idx.*{name}"):
-        memload.verify(path)

@@ -131,10 +131,10 @@ def test_an_empty_source_is_refused_and_an_empty_data_set_is_read(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_million_classes(tmp_path):
-    class Million:
-        classes = tuple(f"class {number:06}" for number in range(10**6))
-        labels = (0, 1, 999_998, 999_999)
+def test_very_many_classes(tmp_path):
+    class Many:
+        classes = tuple(f"class {number:06}" for number in range(200_000))
+        labels = (0, 1, 199_998, 199_999)
 
         def __len__(self):
             return len(self.labels)
@@ -143,18 +143,18 @@ def test_a_million_classes(tmp_path):
             return picture(index), self.labels[index]
 
     path = tmp_path / "out.bin"
-    memload.build(Million(), path, size=(12, 16), num_workers=0)
-    assert path.with_suffix(".idx").stat().st_size < 25e6
+    memload.build(Many(), path, size=(12, 16), num_workers=0)
+    assert path.with_suffix(".idx").stat().st_size < 5e6
     dataset = MemmapDataset(path)
-    assert dataset.classes[dataset[3][1]] == "class 999999"
-    assert [labels.tolist() for _, labels in Loader(dataset, 2)] == [[0, 1], [999_998, 999_999]]
+    assert dataset.classes[dataset[3][1]] == "class 199999"
+    assert [labels.tolist() for _, labels in Loader(dataset, 2)] == [[0, 1], [199_998, 199_999]]
     order = memload.WeightedSampler.balanced(dataset.labels, size=8, seed=1)
     assert {
         label for _, labels in Loader(dataset, 4, sampler=order) for label in labels.tolist()
-    } <= {*Million.labels}
+    } <= {*Many.labels}
     said = info_text(path)
     assert len(said) < 3000
-    assert "(1,000,000)" in said
+    assert "(200,000)" in said
 
 
 # ------------------------------------------------------------------------------ kinds of pixels

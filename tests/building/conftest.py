@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import memload
+
 
 @pytest.fixture
 def jpeg4py():
@@ -51,6 +53,12 @@ class Drill:
         for name in ("ant/007.jpg", "bee/013.jpg", "cat/019.jpg"):
             (self.source / name).write_bytes(b"no image")
 
+    def build(self, place, **options):
+        """Build at 8×8, in five shards of twelve rows."""
+        options = {"size": 8, "num_workers": 0, "progress": False} | options
+        options = {"shard_size": 4096 + 12 * 8 * 8 * 3} | options
+        return memload.build(self.source, place / "out.bin", **options)
+
     @staticmethod
     def files(folder):
         """Return the checksum of each file of a data set."""
@@ -83,8 +91,22 @@ def drill(tmp_path):
 
 
 @pytest.fixture
+def expected(drill, tmp_path):
+    """The files of an undisturbed build."""
+    (tmp_path / "expected").mkdir()
+    drill.build(tmp_path / "expected")
+    return drill.files(tmp_path / "expected")
+
+
+@pytest.fixture
 def place(tmp_path):
     """A folder for an output."""
     path = tmp_path / "place"
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def nothing_is_flushed(monkeypatch):
+    """For tests that kill processes, but not the machine. To flush takes as long as to build."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)

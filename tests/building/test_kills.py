@@ -11,26 +11,13 @@ import pytest
 
 import memload
 
-ROW = 8 * 8 * 3
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_flushed")]
 
 #: What changes the disk.
 CHANGES = (
     *("replace", "rename", "fsync", "unlink", "ftruncate", "truncate", "rmdir", "mkdir"),
     *("pwrite", "link"),
 )
-
-
-def build(drill, place, **options):
-    options = {"size": 8, "shard_size": 4096 + 12 * ROW, "progress": False} | options
-    return memload.build(drill.source, place / "out.bin", **options)
-
-
-@pytest.fixture
-def expected(drill, tmp_path):
-    """The files of an undisturbed build."""
-    (tmp_path / "expected").mkdir()
-    build(drill, tmp_path / "expected", num_workers=0)
-    return drill.files(tmp_path / "expected")
 
 
 def killed_before(step, function):
@@ -50,22 +37,23 @@ def killed_before(step, function):
     function()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("has_old", [False, True])
 def test_killed_before_each_change_to_the_disk_it_goes_on_to_the_same_bytes(
-    drill, place, expected, has_old
+    drill, place, expected, has_old, tmp_path
 ):
+    old = tmp_path / "old"
+    old.mkdir()
+    if has_old:
+        drill.build(old, size=6, num_workers=0, shard_size=None)
     step = kills = 0
     while True:
         # Each of the first and last steps, which begin and publish; between them, every seventh.
         step += 1 if step < 40 or step > 125 else 7
         shutil.rmtree(place)
-        place.mkdir()
-        if has_old:
-            build(drill, place, size=6, num_workers=0, shard_size=None)
+        shutil.copytree(old, place)
         before = drill.files(place)
         options = {"num_workers": 0, "overwrite": has_old}
-        call = functools.partial(build, drill, place, **options)
+        call = functools.partial(drill.build, place, **options)
         pid = drill.fork(functools.partial(killed_before, step, call))
         _, status = os.waitpid(pid, 0)
         if (place / "out.idx").exists():
@@ -80,13 +68,12 @@ def test_killed_before_each_change_to_the_disk_it_goes_on_to_the_same_bytes(
     assert kills > 60
 
 
-@pytest.mark.slow
 def test_parts_that_are_killed_while_others_run_end_with_the_same_bytes(drill, place, expected):
     chance = random.Random(2)
 
     def start(part):
         return drill.fork(
-            functools.partial(build, drill, place, part=(part, 3), num_workers=part % 2)
+            functools.partial(drill.build, place, part=(part, 3), num_workers=part % 2)
         )
 
     for _ in range(6):
@@ -107,17 +94,16 @@ def test_parts_that_are_killed_while_others_run_end_with_the_same_bytes(drill, p
                     if status and not (place / "out.idx").exists():
                         running[start(part)] = part
         if not (place / "out.idx").exists():
-            build(drill, place, num_workers=0)
+            drill.build(place, num_workers=0)
         assert drill.files(place) == expected
 
 
-@pytest.mark.slow
 def test_parts_that_end_at_once_publish_once(drill, place, expected):
     for _ in range(8):
         shutil.rmtree(place)
         place.mkdir()
         parts = [
-            drill.fork(functools.partial(build, drill, place, part=(part, 5), num_workers=0))
+            drill.fork(functools.partial(drill.build, place, part=(part, 5), num_workers=0))
             for part in range(5)
         ]
         assert [os.waitpid(pid, 0)[1] for pid in parts] == [0] * 5

@@ -212,5 +212,6 @@ Builds.TestCase.settings = settings(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_flushed")
 class TestBuilds(Builds.TestCase):
     pass

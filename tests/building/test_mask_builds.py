@@ -1,6 +1,5 @@
 """Builds with masks and other arrays: their files, what is rejected, resuming and replacing."""
 
-import contextlib
 import json
 import shutil
 import zlib
@@ -67,13 +66,6 @@ def options_for(folder):
 def build(folder, place=None, **options):
     place = folder if place is None else place
     return memload.build(folder / "images", place / "out.bin", **options_for(folder) | options)
-
-
-def rejected(place):
-    with contextlib.suppress(FileNotFoundError):
-        lines = (place / "out.rejects.csv").read_text().splitlines()[1:]
-        return {line.partition(",")[0]: line.partition(",")[2] for line in lines}
-    return {}
 
 
 class Samples(Source):
@@ -167,7 +159,7 @@ def test_shards_of_all_arrays_have_the_same_rows_and_none_is_larger_than_the_sha
 # What is rejected, and what the first sample decides
 
 
-def test_samples_whose_mask_does_not_fit_are_rejected_with_the_reason(folder):
+def test_samples_whose_mask_does_not_fit_are_rejected_with_the_reason(folder, ledger):
     masks = folder / "masks"
     (masks / "bee" / "1.png").unlink()
     Image.new("L", (3, 3)).save(masks / "ant" / "2.png")
@@ -179,7 +171,7 @@ def test_samples_whose_mask_does_not_fit_are_rejected_with_the_reason(folder):
     assert [note for note in report.notes if "no mask" in note] == [
         "1 of 10 samples have no mask (left out): bee/1.png"
     ]
-    found = rejected(folder)
+    found = ledger()
     assert "mask 'mask': it is missing. Add it, or say --missing-masks 0" in found["bee/1.png"]
     assert "its size is 3×3, but its image has 11×8 in its file" in found["ant/2.png"]
     assert "palette or gray PNG" in found["bee/3.png"]
@@ -202,7 +194,7 @@ def test_missing_masks_can_be_filled_and_are_counted(folder):
     assert index.build["settings"]["missing_masks"] == 9
 
 
-def test_the_first_usable_sample_decides_the_type(tmp_path):
+def test_the_first_usable_sample_decides_the_type(tmp_path, ledger):
     def arrays(number):
         if number == 0:
             return {}  # it lacks its mask
@@ -213,19 +205,9 @@ def test_the_first_usable_sample_decides_the_type(tmp_path):
     for num_workers in (0, 1):
         build_samples(Samples({"mask": "mask"}, arrays), tmp_path, num_workers=num_workers)
         assert rows(tmp_path, "mask").dtype == np.uint16
-        assert [*rejected(tmp_path)] == ["0", "1"]
+        assert [*ledger()] == ["0", "1"]
         for path in tmp_path.glob("out*"):
             path.unlink()
-
-
-def test_ids_that_exceed_the_type_of_the_first_mask_are_rejected(tmp_path):
-    values = [1, 255, 256, 3, 4]
-    source = Samples(
-        {"mask": "mask"},
-        lambda number: {"mask": np.full((6, 6), values[number], np.uint16 if number else np.uint8)},
-    )
-    assert build_samples(source, tmp_path).samples == 4
-    assert "its largest id is 256, but all masks are stored with 8 bits" in rejected(tmp_path)["2"]
 
 
 def test_a_mask_that_comes_late_is_found(tmp_path):
@@ -401,9 +383,6 @@ def test_files_of_masks_of_an_older_build_are_removed(folder):
     build(folder, shard_size=4096 + 3 * ROW * 3)
     build(folder, masks=None, arrays=None, shard_size=None, overwrite=True)
     assert {path.name for path in folder.glob("out*")} == {"out.bin", "out.idx"}
-
-
-# A data set of memload's, built anew
 
 
 # Files of other data sets

@@ -183,24 +183,6 @@ def masks_and_boxes(count, height, width):
     }
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        transforms.TrivialAugmentWide(),
-        transforms.TrivialAugmentWide(interpolation="bilinear", fill=(1, 2, 3)),
-        transforms.RandAugment(3, 20),
-        *(transforms.AutoAugment(policy) for policy in ("imagenet", "cifar10", "svhn")),
-        transforms.TimmRandAugment(),
-    ],
-)
-def test_drawn_operations_are_the_same_on_a_gpu(step):
-    images, samples = pixels(100, 50, 60), np.arange(100)
-    for given in (images, images.contiguous()):
-        found = step(given.cuda(), samples=samples)
-        assert found.is_cuda
-        assert_close(found, step(given, samples=samples), 2, 0.01)
-
-
 @pytest.mark.parametrize("floats_first", [False, True])
 def test_masks_and_boxes_on_a_gpu_are_those_on_the_cpu(floats_first):
     images, columns = pixels(32, 50, 60), masks_and_boxes(32, 50, 60)

@@ -72,14 +72,6 @@ def test_what_was_exported_builds_the_same_samples(
     round_trip()
 
 
-@BOTH
-def test_texts_come_back_however_few_samples_have_one(make_dataset, samples_in, tmp_path, name):
-    index = memload.with_columns(make_dataset(), caption=list("abcde")).write(tmp_path / "made.idx")
-    memload.export(index, tmp_path / name, progress=False)
-    build_again(tmp_path / name, tmp_path / "again.bin")
-    assert samples_in(tmp_path / "again.bin") == samples_in(index.path)
-
-
 def test_a_folder_has_typed_lines_and_the_pixels_of_the_rows(make_dataset, rows_in, tmp_path):
     index = memload.with_columns(
         make_dataset(),

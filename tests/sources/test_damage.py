@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import memload
+from tests.damage import flip
 
 from .conftest import content, picture, touch, write_tar, write_zip
 
@@ -26,13 +27,6 @@ LABELLED = [
 
 def cut(path, size):
     path.write_bytes(path.read_bytes()[:size])
-    return path
-
-
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 255
-    path.write_bytes(data)
     return path
 
 
@@ -293,7 +287,9 @@ def test_links_in_archives_read_nothing_outside(tmp_path):
 
 
 def test_a_bomb_and_a_changed_image_in_a_zip_are_rejected(tmp_path):
-    bomb = write_zip(tmp_path / "a.zip", [("a/1.jpg", bytes(800_000_000))], zipfile.ZIP_DEFLATED)
+    bomb = write_zip(tmp_path / "a.zip", [("a/1.jpg", bytes(1_000_000))], zipfile.ZIP_DEFLATED)
+    sizes = (size.to_bytes(4, "little") for size in (1_000_000, 800_000_000))
+    bomb.write_bytes(bomb.read_bytes().replace(*sizes))
     with pytest.raises(memload.DecodeError, match="at most"):
         memload.open_source(bomb)[0]
     other = write_zip(tmp_path / "b.zip", [("a/1.jpg", DATA)])

@@ -18,6 +18,7 @@ from memload.storage import shards as module
 from memload.storage.format import DESCRS, npy_header, seal_of
 from memload.storage.index import Index
 from memload.storage.shards import Shards, open_direct
+from tests.damage import flip
 from tests.feeds.page_cache import drop_pages
 
 
@@ -40,12 +41,6 @@ def gather(shards, rows):
 
 def whole(shards):
     return gather(shards, range(len(shards)))
-
-
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x10
-    path.write_bytes(data)
 
 
 @given(

@@ -71,7 +71,7 @@ def forget():
                     value.cache_clear()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_settings_of_torch_and_numpy_change_nothing(dtype, found):
     with other_settings(dtype):
         others = stored.outputs()

@@ -114,11 +114,6 @@ def test_small_pictures_take_the_statistics_of_their_data_set(make_dataset):
         assert tuple(images.shape) == (9, 3, 32, 32)
 
 
-def test_statistics_take_the_place_of_mean_and_std():
-    with pytest.raises(ValueError, match="mae: statistics takes the place of mean and std"):
-        recipes.mae(statistics="train.bin", mean=[0.5, 0.5, 0.5])
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_an_unknown_argument_is_a_type_error(name):
     with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected .* 'mixup_alpha'"):
