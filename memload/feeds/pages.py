@@ -59,7 +59,7 @@ class PagesFeed:
         """Find the rows that are held, and begin to read the others."""
         shard, offset = shard[start:stop], offset[start:stop]
         addresses = self._file_addresses[shard] + offset
-        # Windows begin at multiples of their size, since a plan never grows.
+        # What is left of the row's window. Windows begin at multiples of their size.
         bytes_in_window = WINDOW_BYTES - offset % WINDOW_BYTES
         end = offset + self.array.row_bytes
         missing = end > np.array([file.held for file in self._files])[shard]

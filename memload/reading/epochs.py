@@ -54,8 +54,8 @@ class Chunk(NamedTuple):
     """The samples of several consecutive batches, int64 ``(n,)``, and the batches as parts of them.
 
     ``draw_numbers``, int64 ``(n,)``, are what random transforms are drawn for: the samples, or
-    where samples may repeat, their positions in the epoch. Where a rank has no share of the last
-    step, it has no part of it, and perhaps a chunk without parts.
+    where samples may repeat, their positions in the epoch. In the last step, a rank may have no
+    share. Its chunk then lacks that part, and may have no parts at all.
     """
 
     samples: np.ndarray

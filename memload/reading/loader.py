@@ -38,8 +38,8 @@ from memload.wording import parse_size
 class Progress(NamedTuple):
     """Where an iteration is: its epoch, and how many of its samples all ranks have seen.
 
-    After the last batch of an epoch, the next iteration begins the next epoch. But if the user
-    has chosen the finished epoch with `Loader.set_epoch`, it is iterated, and has no batches.
+    After the last batch of an epoch, the next iteration begins the next epoch. `Loader.set_epoch`
+    may choose the finished epoch instead. The next iteration then has no batches.
     """
 
     epoch: int
@@ -333,11 +333,11 @@ class Loader:
                 samples = part.stop - part.start
                 stopwatch.hand_over(samples, samples * pipeline.row_bytes)
                 if side is not None:
-                    side.keep_back()
+                    side.wait_while_ahead()
                 yield batch
                 del batch  # its memory may be what the next one takes
                 stopwatch.ask()
-        if self._current is progress:
+        if self._current is progress:  # else an iterator or a state came since
             self._current = None
 
     def _begin_epoch(self) -> tuple[int, Iterator[Chunk]]:

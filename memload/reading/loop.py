@@ -55,9 +55,9 @@ def run_ahead(
     Args:
         jobs: taken on the caller's thread. To take one is to begin reading its rows.
         side: makes batches on a CUDA stream of its own, and hands them over to the caller's.
-        num_threads: how many threads make batches. With 0 the caller's thread does, which is ahead
-            of the consumer if it only asks a stream to. It does not wait for the disk while it has
-            a batch to yield.
+        num_threads: how many threads make batches. With 0, the caller's thread makes them. With
+            ``side`` it only asks the GPU to, so these come ahead, too. It does not wait for the
+            disk while it has a batch to yield.
         in_flight: how many batches are made at a time, counting the one that is yielded next.
         reads_ahead: how many more jobs are taken before that.
     """

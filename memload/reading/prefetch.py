@@ -158,7 +158,7 @@ def _hand_over(
         for _, batch in batches:
             stopwatch.hand_over()
             if side is not None:
-                side.keep_back()
+                side.wait_while_ahead()
             yield batch
             del batch, _  # their memory may be what the next one takes
             stopwatch.ask()

@@ -20,8 +20,9 @@ class SideStream:
       may be made of what the consumer has made.
     - `hand_over` lets the consumer's stream wait for the batch. It also tells torch's allocator
       that the consumer uses the tensors, so that their memory is not reused before they were read.
-    - `keep_back`, which follows it, blocks the host while it is more than ``2 × prefetch_factor``
-      batches ahead of the device. Otherwise memory would be taken for each of them.
+    - `wait_while_ahead`, which follows it, blocks the host while it is more than
+      ``2 × prefetch_factor`` batches ahead of the device. Otherwise memory would be taken for each
+      of them.
 
     With ``waits=False``, a new batch does not wait for the consumer's newest work, but only for
     what was queued when the oldest of the last ``2 × prefetch_factor`` batches was handed over.
@@ -40,7 +41,8 @@ class SideStream:
         self.device = device
         # High priority: the kernels are short, and the consumer waits for them.
         self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        # One event for all batches. A later record can make a wait longer, never shorter.
+        # One event for all batches. If another thread records it between the record and the wait of
+        # `begin`, that only makes the wait longer.
         self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         self._waits = waits
         self._max_handed_over = 2 * prefetch_factor
@@ -84,12 +86,12 @@ class SideStream:
             reached.record(consumer)
             self._ready.append(ready)
             if len(self._ready) > self._max_handed_over:
-                # Here, so that it counts as waiting for data. In `keep_back`, it would not.
+                # Here, so that it counts as waiting for data. In `wait_while_ahead`, it would not.
                 self._ready.popleft().synchronize()
         self._handed_over.append(reached)
         return batch
 
-    def keep_back(self) -> None:
+    def wait_while_ahead(self) -> None:
         """Wait while the host is too far ahead of the device. Call it after each `hand_over`."""
         if len(self._handed_over) > self._max_handed_over:
             self._handed_over.popleft().synchronize()

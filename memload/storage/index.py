@@ -473,6 +473,8 @@ def _read_index(path: Path, tensors: _Tensors) -> Index:
     _require(index.image.kind == "image", "its images are of another kind")
     for array in arrays:
         _check_range(index.rows_of(array.name), array.rows, f"row of {array.name!r}")
+        has_all = index.crc32[array.name].shape == (array.rows,)
+        _require(has_all, f"{array.name!r} has not one checksum for each row")
     for name, texts in index.texts.items():
         _check_range(index.columns[name], len(texts), f"number in {name!r}")
     return index

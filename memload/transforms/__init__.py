@@ -32,7 +32,7 @@ How a batch flows:
     RandomChoice …          take copies of samples, run their steps, put them back
     masks that follow       kernels/masks               following
 
-Each module imports only modules above it:
+The modules, from the lowest on; each imports only modules that stand before it:
 
     arguments       checks of arguments and their messages
     draws           Draws: random numbers as a function of (seed, epoch, sample, …); Drawn

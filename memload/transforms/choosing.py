@@ -96,8 +96,8 @@ class Choosing(OperationsTransform):
             batch = batch._replace(columns=mixer.unmixed(batch.columns, len(batch.images)))
         if self.kind == "mixing":  # what is drawn says who mixes which sample
             return mixers[0].apply(batch, drawn)
-        draws = replace(drawn.array("draws"), samples=drawn.array("samples"))
-        numbers = drawn.array("numbers")
+        draws = replace(drawn.on_host("draws"), samples=drawn.on_host("samples"))
+        numbers = drawn.on_host("numbers")
         result = batch._replace(images=batch.images.clone(), columns=dict(batch.columns))
         for number, steps in enumerate(self._steps):
             places = np.flatnonzero(numbers == number)

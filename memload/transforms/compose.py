@@ -94,7 +94,7 @@ class Compose(Transform):
         else:
             expected = "an integer of at least 1, or a list of lists of transforms"
             self.views = integer(self, "views", views, 1, expected)
-        self._group_steps({})
+        self._bind_and_group({})
 
     def _flatten(self, transforms: Any) -> list[Any]:
         """Return a list of transforms without lists inside."""
@@ -144,7 +144,7 @@ class Compose(Transform):
         )
 
     # ``masks=None`` means: not given. In a Loader, `bind` then fills in the data set's columns.
-    # `_group_steps` passes names and statistics on to the steps.
+    # `_bind_and_group` passes names and statistics on to the steps.
     def bind(self, **facts: Any) -> "Compose":
         """Return the list with what it and its transforms leave to the data set filled in.
 
@@ -155,10 +155,11 @@ class Compose(Transform):
         for kind in KINDS:
             if getattr(self, kind) is None:
                 setattr(bound, kind, column_names(self, kind, facts.get(kind)))
-        bound._group_steps(facts)
+        bound._bind_and_group(facts)
         return bound
 
-    def _group_steps(self, facts: Mapping[str, Any]) -> None:
+    def _bind_and_group(self, facts: Mapping[str, Any]) -> None:
+        """Pass facts on to the steps, group the steps of each view, and set what follows them."""
         names = {kind: getattr(self, kind) for kind in KINDS}
         facts = {**facts, **names}
         self.transforms = _bound(self.transforms, facts)

@@ -98,8 +98,8 @@ class Draws:
 class Drawn:
     """What a transform drew for the samples of a batch: the arrays of `Transform.draw` by name.
 
-    ``drawn["angle"]`` is a tensor ``(N, …)`` on the device of the images. ``drawn.array("angle")``
-    is the same as a NumPy array. An array of many batches is uploaded once, when it is first used.
+    ``drawn["angle"]`` is a tensor ``(N, …)`` on the device of the images, and
+    ``drawn.on_host("angle")`` the same as a NumPy array. An array of many batches is uploaded once, when it is first used.
     ``samples`` are those of the batch among all for which it was drawn.
     """
 
@@ -127,7 +127,7 @@ class Drawn:
             self._uploaded[name] = upload(self._all(name), self._device)
         return self._uploaded[name]
 
-    def array(self, name: str) -> Any:
+    def on_host(self, name: str) -> Any:
         """Return a NumPy array of these samples, or what else was drawn by this name."""
         values = self._all(name)
         return values[self.samples] if isinstance(values, np.ndarray) else values

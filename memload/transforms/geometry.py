@@ -59,7 +59,8 @@ class Axis:
 
         What is resized lies inside of the output, and may have another length for each sample. An
         axis can be resized once. What is not resized may reach outside, where ``padding_mode`` says
-        what there is. Only one crop of an axis does so, and of a resized one only into "constant".
+        what there is. Of an axis, only one crop may reach outside; behind a resize, only with
+        "constant".
         """
         first = np.where(self.flipped, self.extent - length - start, start)
         if self.resized is None:

@@ -182,10 +182,10 @@ def mix(images: Tensor, drawn: Drawn, factor: str | None, boxes: str | None) -> 
             images, drawn[factor] if factor else None, drawn[boxes] if boxes else None
         )
     mixed = images.clone()
-    for index, share in enumerate(drawn.array(factor).tolist() if factor else ()):
+    for index, share in enumerate(drawn.on_host(factor).tolist() if factor else ()):
         if share != 1:
             torch.lerp(images[index - 1], images[index], share, out=mixed[index])
-    for index, rows, columns in each_box(drawn.array(boxes)) if boxes else ():
+    for index, rows, columns in each_box(drawn.on_host(boxes)) if boxes else ():
         mixed[index, :, rows, columns] = images[index - 1, :, rows, columns]
     return mixed
 

@@ -53,16 +53,16 @@ class OperationsPass(Pass):
 
     def apply(self, batch: Batch, drawn: Drawn) -> Batch:
         """See `Pass.apply`."""
-        images, plan = batch.images, drawn.array("plan")
+        images, plan = batch.images, drawn.on_host("plan")
         if batch.followers:
-            moves = [drawn[f"matrices {number}"] for number in range(drawn.array("moves"))]
+            moves = [drawn[f"matrices {number}"] for number in range(drawn.on_host("moves"))]
             batch = batch.follow(*moves)
-        if (passes := drawn.array("passes")) is not None:
+        if (passes := drawn.on_host("passes")) is not None:
             of_channels = drawn.of_all("maps")
             for number, run in enumerate(passes):
                 images = run(images, drawn[f"numbers {number}"], of_channels, batch.memory_format)
             return batch.with_images(images)
-        steps = [step.at(drawn.samples) for step in drawn.array("steps")]
+        steps = [step.at(drawn.samples) for step in drawn.on_host("steps")]
         images = change_each(images, steps)
         if plan.maps_pixels or plan.dtype != images.dtype:
             boxes = np.zeros((len(images), 8), np.int32)  # of none that moves

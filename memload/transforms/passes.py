@@ -69,8 +69,9 @@ class CropPass(Pass):
     def takes(self, step: Any) -> bool:
         """See `Pass.takes`.
 
-        A flip can come anywhere, since it moves whole pixels. A second crop may have another fill,
-        a second resize rounds again, and what was resized has no pixels to mirror.
+        A flip can come anywhere, since it moves whole pixels. A second crop is not taken, as it may
+        have another fill, nor a second resize, as it rounds again. Behind a resize, a crop that
+        mirrors what lies outside is not taken: the kernel has no resized pixels to mirror.
         """
         kinds = [own.kind for _, own in self.steps]
         if step.kind in ("crop", "resize"):
@@ -100,17 +101,17 @@ class CropPass(Pass):
 
     def apply(self, batch: Batch, drawn: Drawn) -> Batch:
         """See `Pass.apply`."""
-        plan: Plan = drawn.array("plan")
+        plan: Plan = drawn.on_host("plan")
         if batch.followers and self.moves_pixels:
             shown = drawn["shown"] if plan.resizes else None
             batch = batch.follow(
                 drawn["matrices"], size=plan.size, shown=shown, padding_mode=plan.padding_mode
             )
-        if drawn.array("fits_kernels"):
+        if drawn.on_host("fits_kernels"):
             from memload.transforms.kernels.crops import crop
 
             boxes, maps = drawn["boxes"], drawn.of_all("maps")
             return batch.with_images(crop(batch.images, plan, boxes, maps, batch.memory_format))
         return batch.with_images(
-            run_plan(batch.images, plan, drawn.array("boxes"), batch.memory_format)
+            run_plan(batch.images, plan, drawn.on_host("boxes"), batch.memory_format)
         )

@@ -139,7 +139,7 @@ class Transform:
                 ``batch.columns`` tensors ``(n, …)`` by name. ``batch.with_images(images)`` is the
                 batch with other images, and `Batch.follow` moves masks, points and boxes.
             drawn: What `draw` returned for these samples. ``drawn["name"]`` is a tensor ``(n, …)``
-                on the device of the images, and ``drawn.array("name")`` a NumPy array.
+                on the device of the images, and ``drawn.on_host("name")`` a NumPy array.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no method apply(batch, drawn). Define it."

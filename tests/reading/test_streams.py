@@ -49,7 +49,7 @@ def hand_over(side, waits, count):
         waits.clear()
         assert side.hand_over(side.begin(lambda: "batch")) == "batch"
         waits.append("handed over")
-        side.keep_back()
+        side.wait_while_ahead()
         result.append(list(waits))
     return result
 

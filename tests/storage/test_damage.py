@@ -60,6 +60,7 @@ FORGED = [
     (tensor("flags", [0] * 4, "|u1"), COUNT),
     (tensor("key/offsets", [0] * 5), COUNT),
     (entry(samples=4), COUNT),
+    (tensor("crc32/mask", [0] * 5, "<u4"), "'mask' has not one checksum for each row"),
     (without("row"), "'row'"),
     (without("label"), "'label'"),
     (without("crc32/mask"), "'crc32/mask'"),

@@ -182,7 +182,7 @@ class Shifted(transforms.Transform):
         return {"matrices": matrices}
 
     def apply(self, batch, drawn):
-        shifts = -drawn.array("matrices")[:, 0, 2].astype(int)
+        shifts = -drawn.on_host("matrices")[:, 0, 2].astype(int)
         moved = torch.zeros_like(batch.images)
         for target, image, shift in zip(moved, batch.images, shifts, strict=True):
             target[..., shift:] = image[..., : image.shape[2] - shift]
