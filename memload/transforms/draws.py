@@ -99,8 +99,8 @@ class Drawn:
     """What a transform drew for the samples of a batch: the arrays of `Transform.draw` by name.
 
     ``drawn["angle"]`` is a tensor ``(N, …)`` on the device of the images, and
-    ``drawn.on_host("angle")`` the same as a NumPy array. An array of many batches is uploaded once, when it is first used.
-    ``samples`` are those of the batch among all for which it was drawn.
+    ``drawn.on_host("angle")`` the same as a NumPy array. An array of many batches is uploaded once,
+    when it is first used. ``samples`` are those of the batch among all for which it was drawn.
     """
 
     def __init__(
