@@ -13,7 +13,6 @@ from memload.building.conversion import Conversion
 from memload.building.pool import Chunk, NoteRow, look_at, run
 from memload.building.record import DONE, REJECTED
 from memload.building.shard import Shard, ShardWriter
-from memload.errors import BuildError
 from memload.sources.samples import Sample, Source
 
 #: A chunk has at most this many rows, and fewer if some workers would get less than four chunks.
@@ -113,18 +112,13 @@ class ConvertRows:
     ) -> dict[int, Sample | Exception]:
         """Return samples of a chunk, or nothing if the source gives them one by one.
 
-        If that fails, each is asked for alone. So are those of a chunk that has ended a worker,
-        since the row that has done it is to be found.
+        Those of a chunk that has ended a worker are asked for alone, since the row that has done it
+        is to be found.
         """
         if not rows or chunk.is_retried:
             return {}
         note_row(rows[0])
-        try:
-            return dict(zip(rows, self.conversion.source.several(rows), strict=False))
-        except BuildError:  # a server is gone
-            raise
-        except self.conversion.sample_errors:
-            return {}
+        return dict(zip(rows, self.conversion.source.several(rows), strict=False))
 
 
 def compare_rows(conversion: Conversion, shards: Sequence[Shard]) -> str:

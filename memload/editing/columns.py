@@ -98,10 +98,8 @@ def _typed(
     index: Index, name: str, values: Any, known: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return a column ``(n, …)``, and the texts that it counts into, if it does."""
-    values, columns, texts = _numbers_or_list(values), Columns(), tuple(known)
-    if isinstance(values, list) and {*map(type, values)} - {type(None)} == {str}:
-        values, texts = _numbered([value or "" for value in values], known)
-    columns.add_values(name, values)
+    columns = Columns()
+    columns.add_values(name, _numbers_or_list(values), known=known)
     if any(array.name == name for array in index.arrays):
         columns.skipped[name] = "its name is taken"
     if name in columns.skipped:
@@ -110,9 +108,10 @@ def _typed(
             "or arrays of one shape."
         )
     numbers = columns.values[name]
+    texts = (columns.classes if name == "label" else columns.categories.get(name)) or known
     is_whole = numbers.ndim == 1 and numbers.dtype.kind == "i"
     is_count = is_whole and bool(np.all((numbers >= 0) & (numbers < len(texts))))
-    return numbers, texts if is_count else ()
+    return numbers, tuple(texts) if is_count else ()
 
 
 def _numbers_or_list(values: Any) -> Any:
@@ -122,12 +121,3 @@ def _numbers_or_list(values: Any) -> Any:
         return array if array.dtype.kind in "biuf" else array.tolist()
     several = [values] if isinstance(values, str) else values
     return [value.item() if isinstance(value, np.generic) else value for value in several]
-
-
-def _numbered(texts: Sequence[str], known: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number texts: first the known ones, unless none of them occurs, then the others, sorted."""
-    found = {*texts}
-    first = () if found.isdisjoint(known) else tuple(known)
-    united = (*first, *sorted(found - {*first}))
-    number = {text: position for position, text in enumerate(united)}
-    return np.array([number[text] for text in texts], np.int64), united

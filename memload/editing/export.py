@@ -47,7 +47,8 @@ def export(dataset: Any, output: str | Path, *, progress: bool | None = None) ->
 
     `memload.build` reads both. Keys are not trusted: all files lie in the folder, whatever the keys
     are. If two keys would have the same path, the later one gets a number. Files are written into
-    ``output.exporting``, which is renamed in the end.
+    ``output.exporting``, which is renamed in the end. If that exists already, another export is
+    running, or was killed: remove it then.
 
     Args:
         dataset: A path such as ``"out.bin"``, a `MemmapDataset`, or an index.
@@ -87,11 +88,7 @@ def _written_aside(targets: Sequence[Path]) -> Iterator[Path]:
         raise FileExistsError(f"{existing[0]} exists already. Remove it, or choose another output.")
     output = targets[-1]
     folder = output.with_name(f"{output.name}.exporting")
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        advice = "another export is running, or was killed. Remove it if none is running."
-        raise FileExistsError(f"{folder} exists: {advice}") from None
+    folder.mkdir()
     try:
         yield folder
         for target in targets:

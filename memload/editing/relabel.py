@@ -14,7 +14,7 @@ from memload.editing.index_files import index_of
 from memload.editing.matching import match_samples
 from memload.errors import SourceError
 from memload.sources import tables
-from memload.sources.columns import LABEL_NAMES
+from memload.sources.columns import label_among
 from memload.sources.opening import read_classes
 from memload.storage.index import Index
 from memload.wording import counted, listed
@@ -112,12 +112,12 @@ def _read_table(
     Raises SourceError.
     """
     notes: list[str] = []
-    table = tables.read_table(path, notes)
+    table = tables.read_table(path)
     own_keys = [name for name in (tables.EXPORTED_KEY, "key") if name in table]
     key = key or next(iter(own_keys), None) or tables.image_column(table, notes)
     # A column of the data set that is called so is no label.
-    usual = [name for name in LABEL_NAMES if name == "label" or name not in index.columns]
-    label = label or next((name for name in usual if name in table and name != key), None)
+    taken = index.columns.keys() - {"label"} | {key}
+    label = label or label_among(table.keys() - taken)
     if unknown := [name for name in (key, label) if name and name not in table]:
         found = f"only {listed(table)}. Name one of them."
         raise SourceError(f"{path}: there is no column {unknown[0]!r}, {found}", path=path)

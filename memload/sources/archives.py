@@ -1,6 +1,6 @@
 """Folders and zips: the images in them, and the classes that their folders are."""
 
-import itertools
+import posixpath
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,7 @@ from memload.sources.samples import Source
 from memload.storage.keys import Keys
 from memload.wording import listed
 
-_HIDDEN = re.compile(r"(^|/)(\.[^./]|__MACOSX/)")
-_ENCRYPTED = 1  # bit of the flags of a zip
+_HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")
 
 
 def open_folder(root: Path, reading: Reading) -> Source:
@@ -51,8 +50,8 @@ def labelled(
     others = [
         f"{folder}/{file}".lstrip("/")
         for folder, files in folders.items()
-        if len(images[folder]) < len(files)
-        for file in {*files} - {*images[folder]}
+        for file in files
+        if not reading.is_image(file)
     ]
     if not any(images.values()):
         raise SourceError(
@@ -106,12 +105,14 @@ def below_shared(names: Iterable[str], reading: Reading) -> tuple[str, dict[str,
     """
     folders = by_folder(names)
     having = [name for name, files in folders.items() if any(map(reading.is_image, files))] or [""]
-    depth = min(name.count("/") for name in having)
-    first, last = (name.split("/")[:depth] for name in (min(having), max(having)))
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=True))
-    shared = "".join(f"{name}/" for name, _ in same)
+    shared = posixpath.join(posixpath.commonpath(map(posixpath.dirname, having)), "")
     inner = {name: files for name, files in folders.items() if f"{name}/".startswith(shared)}
     return shared, {name[len(shared) :]: files for name, files in inner.items()}
+
+
+def relative(name: str) -> str:
+    """Return a name in an archive without ``./``, ``../`` and a leading ``/``."""
+    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
 
 
 def is_hidden(name: str) -> bool:
@@ -126,23 +127,19 @@ def open_zip(path: Path, reading: Reading) -> Source:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {each.filename: each for each in archive.infolist() if not each.is_dir()}
+            files = [each for each in archive.infolist() if not each.is_dir()]
     except Exception as error:  # a damaged directory may raise anything
         raise SourceError(
             f"{path} is no zip file, cannot be read, or is truncated ({error}). Download it again.",
             path=path,
         ) from error
+    members = {relative(each.filename): each for each in files}
     shared, folders = below_shared(members, reading)
     keys, columns = labelled(folders, reading, path)
     chosen = [members[shared + key] for key in keys]
-    usual = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-    if any(each.flag_bits & _ENCRYPTED or each.compress_type not in usual for each in chosen):
-        raise SourceError(
-            f"{path} is encrypted, or compressed in a rare way. Unpack it, and build the folder.",
-            path=path,
-        )
-    facts = [(each.file_size, each.CRC, each.compress_type == usual[1]) for each in chosen]
+    facts = [
+        (each.file_size, each.CRC, each.compress_type != zipfile.ZIP_STORED) for each in chosen
+    ]
     starts, sizes = np.array([(each.header_offset, each.compress_size) for each in chosen]).T
-    files = np.zeros(len(chosen), np.int32)
-    ranges = Ranges([path], files, starts, sizes, np.array(facts, ZIPPED))
+    ranges = Ranges([path], np.zeros(len(chosen), np.int32), starts, sizes, np.array(facts, ZIPPED))
     return Source(keys=Keys.of(keys), images=ranges, **vars(columns))

@@ -4,7 +4,7 @@ Nothing else decides it, wherever the values come from: cells of CSV, JSON, Parq
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -91,15 +91,22 @@ class Columns:
         self.values[name] = values
         self.schema[name] = Column(values.dtype.str, values.shape[1:], **kind)
 
-    def add_texts(self, name: str, texts: Sequence[str], *, is_kept: bool = False) -> None:
+    def add_texts(
+        self, name: str, texts: Sequence[str], *, known: Sequence[str] | None = None
+    ) -> None:
         """Add texts as numbers: labels as those of classes, others as those of categories.
 
-        Too many texts are left out, unless ``is_kept``.
+        Too many texts are left out, unless ``known`` is given: texts that keep their numbers if one
+        of them occurs. The others follow, sorted.
         """
-        names = sorted({*texts})
+        found = {*texts}
+        first = list(known or ()) if not found.isdisjoint(known or ()) else []
+        names = [*first, *sorted(found - {*first})]
         if name == "label":
             self.classes = names
-        elif is_kept or len(names) <= min(MAX_CATEGORIES, len(texts) // SAMPLES_PER_CATEGORY):
+        elif known is not None or len(names) <= min(
+            MAX_CATEGORIES, len(texts) // SAMPLES_PER_CATEGORY
+        ):
             self.categories[name] = names
         else:
             self.skipped[name] = f"text such as {next(filter(None, texts), '')!r:.20}"
@@ -108,13 +115,17 @@ class Columns:
         self.add(name, np.fromiter(map(number.__getitem__, texts), np.int64, len(texts)))
 
     def add_values(
-        self, name: str, values: Sequence[Any] | np.ndarray, *, is_kept: bool = False
+        self,
+        name: str,
+        values: Sequence[Any] | np.ndarray,
+        *,
+        known: Sequence[str] | None = None,
     ) -> None:
         """Add numbers, texts, or lists or arrays of one shape. A missing number becomes NaN."""
         if isinstance(values, np.ndarray):
             self.add(name, values)
         elif {*map(type, values)} - {type(None)} == {str}:
-            self.add_texts(name, [value or "" for value in values], is_kept=is_kept)
+            self.add_texts(name, [value or "" for value in values], known=known)
         else:
             try:
                 self.add(name, numbers_of(values))
@@ -171,7 +182,7 @@ def columns_of(
         stored = "label" if name == label else name
         if name in used or (stored == "label" and name != label):
             continue
-        columns.add_values(stored, given, is_kept=is_exported)
+        columns.add_values(stored, given, known=() if is_exported else None)
         if name == label and stored in columns.skipped:
             raise SourceError(f"The labels in {label!r:.80} are {columns.skipped[stored]}.")
         texts = list((class_names or {}).get(name, ()))
@@ -192,7 +203,7 @@ def columns_of(
     return columns
 
 
-def label_among(names: Iterable[str], *, has_boxes: bool = False) -> str | None:
+def label_among(names: Collection[str], *, has_boxes: bool = False) -> str | None:
     """Return the first of `LABEL_NAMES` among these. With boxes, ``labels`` are of boxes."""
     usual = [name for name in LABEL_NAMES if not (name == "labels" and has_boxes)]
     return next((name for name in usual if name in names), None)
@@ -277,9 +288,11 @@ def notes_on_unnamed(columns: Columns) -> Iterator[str]:
             "move with their images, as points"
         )
     for name, column in columns.schema.items():
-        kind = "" if column.points or column.boxes else looks_like(name, column.shape)
+        if column.points or column.boxes or name in columns.per_box:
+            continue
+        kind = looks_like(name, column.shape)
         if kind and column.shape:
             wanted = " (k, 2), without a third number," if column.shape[-1] == 3 else ""
             yield f"{name} is stored as it is; --{kind} {name} lets {kind}{wanted} move with images"
-        elif column.shape[-1:] == (2,) and not column.points:
+        elif column.shape[-1:] == (2,):
             yield f"{name} is stored as it is; --points {name} lets points move with their images"

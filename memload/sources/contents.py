@@ -33,13 +33,12 @@ _HERE = Path()
 
 
 class Contents:
-    """The images, masks or other arrays of all samples, by row. None stands for a missing one.
+    """The images, masks or other arrays of all samples, by row. None stands for a missing one."""
 
-    A subclass has `read`, and `read_several` if that is faster than one after another.
-    """
-
-    #: whether there is `read_several`
-    reads_together = False
+    #: whether several should be read at once, by threads
+    is_remote = False
+    #: What a process has open, such as a map of a file. Each process opens it for itself.
+    _opened: Any = None
     #: Which of all are meant, int64, after `take`. None: all.
     rows: np.ndarray | None = None
 
@@ -47,22 +46,18 @@ class Contents:
         """Return one of them, in a form of `Sample`. Raises DecodeError."""
         return self.read(row if self.rows is None else int(self.rows[row]))
 
-    def several(self, rows: Sequence[int]) -> list[Any]:
-        """Return some of them. An exception stands for one that cannot be read."""
-        return self.read_several(rows if self.rows is None else self.rows[rows].tolist())
-
     def take(self, rows: np.ndarray) -> Self:
         """Return the contents of some rows, int64."""
         taken = copy.copy(self)
         taken.rows = rows if self.rows is None else self.rows[rows]
         return taken
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is open: a map would be pickled with all of its rows."""
+        return {**vars(self), "_opened": None}
+
     def read(self, row: int) -> Any:
         """Return one, whatever was taken."""
-        raise NotImplementedError
-
-    def read_several(self, rows: Sequence[int]) -> list[Any]:
-        """Return some, whatever was taken."""
         raise NotImplementedError
 
 
@@ -169,14 +164,11 @@ class Ranges(Contents):
 
 
 def _unpacked(path: Path, data: bytes, size: int, crc32: int, is_deflated: bool) -> bytes:
-    """Return the content of a member of a zip. Raises DecodeError."""
-    try:
-        if is_deflated:
-            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
-    except zlib.error as error:
-        raise DecodeError(f"{path.name} is damaged: {error}") from error
+    """Return the content of a member of a zip. Raises DecodeError and zlib.error."""
+    if is_deflated:
+        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
     if zlib.crc32(data) != crc32:
-        raise DecodeError(f"{path.name} is damaged, or has changed since it was opened")
+        raise DecodeError(f"{path.name} is damaged, encrypted, or has changed since it was opened")
     return data
 
 

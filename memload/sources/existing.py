@@ -2,7 +2,6 @@
 
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -57,22 +56,16 @@ class IndexRows(Contents):
     def __init__(self, index: Index, name: str) -> None:
         self.path, self._name = index.path, name
         self._row, self._crc32 = index.rows_of(name), index.crc32[name]
-        #: None in a copy that was pickled, until a row is read
-        self._shards: Shards | None = None
 
     def read(self, row: int) -> np.ndarray:
         """Return one row. Raises DecodeError."""
-        if self._shards is None:
-            self._shards = Shards(Index.open(self.path), self._name)
+        if self._opened is None:
+            self._opened = Shards(Index.open(self.path), self._name)
         number = int(self._row[row])
-        content = self._shards.row(number)
+        content: np.ndarray = self._opened.row(number)
         if zlib.crc32(content.data) != self._crc32[number]:
             raise DecodeError(f"row {number} of {self.path} has changed since it was written")
         return content
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the maps, with which all rows would be pickled."""
-        return {**vars(self), "_shards": None}
 
 
 def new_samples(source: Source, path: str | Path) -> Source:
@@ -152,17 +145,12 @@ class NpyRows(Contents):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._images: np.ndarray | None = None
 
     def read(self, row: int) -> np.ndarray:
         """Return one image."""
-        if self._images is None:
-            self._images = _load(self._path)
-        return np.asarray(self._images[row])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the map, with which all images would be pickled."""
-        return {**vars(self), "_images": None}
+        if self._opened is None:
+            self._opened = _load(self._path)
+        return np.asarray(self._opened[row])
 
 
 def _load(path: Path) -> np.ndarray:

@@ -57,7 +57,7 @@ class DatasetSource(Source):
     be names of classes. A sample that differs is rejected.
 
     Args:
-        dataset: The data set. If it has ``__getitems__``, several samples are asked for at once.
+        dataset: The data set.
         image: The entry of the image. By default the first of ``image``, ``img``, ``jpg``, ``png``
             and ``webp``.
         label: The entry of the label. By default the first of ``label``, ``class``, ``labels``,
@@ -123,8 +123,9 @@ class DatasetSource(Source):
 
     # ------------------------------------------------------------------------------- samples
 
-    def _sample(self, row: int, image: Any) -> Sample:
-        image, entries = self._split(image)
+    def __getitem__(self, row: int) -> Sample:
+        """Return one sample. An exception rejects this one sample."""
+        image, entries = self._split(self.images[row])
         columns = {}
         for name, column in self.schema.items():
             try:
@@ -290,7 +291,6 @@ class _DatasetRows(Contents):
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self.reads_together = hasattr(dataset, "__getitems__")
 
     def read(self, row: int) -> Any:
         """Return one sample. Raises whatever the data set raises, and DecodeError."""
@@ -298,10 +298,6 @@ class _DatasetRows(Contents):
         if sample is None:
             raise DecodeError("the data set returned None")
         return sample
-
-    def read_several(self, rows: Sequence[int]) -> list[Any]:
-        """Return several samples. Raises whatever the data set raises for one of them."""
-        return list(self._dataset.__getitems__(list(rows)))
 
 
 def _image(value: Any) -> Any:

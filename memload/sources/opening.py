@@ -45,7 +45,7 @@ _KINDS: Mapping[str, _Kind] = {
     ".parquet": _Kind(open_parquet, "Parquet", _TABLE.options, takes_several=True),
     ".tar": _Kind(open_tars, "tar files", (*_ENTRIES, "where"), takes_several=True),
     ".zip": _Kind(open_zip, "a zip", ("extensions",)),
-    **dict.fromkeys((".npy", ".npz"), _Kind(open_array, "an array", ("label",))),
+    ".npy": _Kind(open_array, "an array", ("label",)),
     **dict.fromkeys((".bin", ".idx"), _EXISTING),
 }
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -203,15 +203,10 @@ def _kind_of_paths(paths: Sequence[str]) -> tuple[_Kind, Any]:
             "built together if they are tar or Parquet files. Build others one by one."
         )
     if is_url(path):
-        if kind is _EXISTING:
-            raise SourceError(
-                f"{path} is a data set of memload's. Copy it to this machine first: 'memload copy "
-                f"{path} .'."
-            )
         if kind not in (None, _TABLE):
             raise SourceError(
                 f"{path} is neither a folder nor a table. Download it first (wget -c, aws s3 cp, "
-                "hf download), and build the copy."
+                "hf download; memload copy for its own data sets), and build the copy."
             )
         return kind or _URL, path
     if kind is None or not path:

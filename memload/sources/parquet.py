@@ -242,8 +242,6 @@ def _groups(files: Sequence[tuple[Path, Any]]) -> list[_RowGroup]:
         for group in range(file.num_row_groups):
             groups.append(_RowGroup(first, path, group))
             first += file.metadata.row_group(group).num_rows
-    if not first:
-        raise SourceError(f"{files[0][0]} has no rows. Check the path.", path=files[0][0])
     return groups
 
 
@@ -286,25 +284,20 @@ class ParquetRows(Contents):
     def __init__(self, column: str, groups: Sequence[_RowGroup], folder: Path) -> None:
         self._column, self._groups, self._folder = column, groups, folder
         self._firsts = np.array([group.first for group in groups])
-        #: which process reads which row group, the rows last read, and an iterator over the next
-        self._cursor: tuple[Any, int, Any, Any] = None, 0, (), None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is open."""
-        return {**vars(self), "_cursor": (None, 0, (), None)}
 
     def read(self, row: int) -> Any:
         """Return a value. Raises DecodeError."""
         group = self._groups[int(np.searchsorted(self._firsts, row, side="right")) - 1]
         now = os.getpid(), group
-        before, start, rows, batches = self._cursor
+        # which process reads which row group, the rows last read, and an iterator over the next
+        before, start, rows, batches = self._opened or (None, 0, (), iter(()))
         if before != now or row < start:
             start, rows, batches = group.first, (), self._batches(group)
         while row >= start + len(rows):
             start, rows = start + len(rows), next(batches, ())
             if not len(rows):
                 raise DecodeError(f"{group.path.name} is damaged: rows are missing")
-        self._cursor = now, start, rows, batches
+        self._opened = now, start, rows, batches
         return plain(rows[row - start].as_py(), self._folder)
 
     def _batches(self, group: _RowGroup) -> Iterator[Any]:

@@ -1,8 +1,9 @@
 """Files at URLs that fsspec knows, such as ``s3://bucket/train``."""
 
+import functools
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +28,6 @@ Result = TypeVar("Result")
 _WAITS = (0.5, 1.0, 2.0)
 #: After so many files in a row have failed, the server is taken for gone.
 _MAX_FAILURES = 32
-#: Files that are fetched at a time.
-_AT_A_TIME = 32
 #: An HTTP server has so many seconds to send anything. Four times that is below the default of
 #: ``timeout``, so that a file that hangs costs itself alone.
 _HTTP_SECONDS = 10
@@ -67,47 +66,42 @@ def files_below(root: str | Path, names: Keys) -> Contents:
 class Urls(Contents):
     """Files of a server, by their paths on it. An empty path stands for a missing one.
 
-    Several are fetched at once. A file that cannot be fetched is tried three times more. If 32
-    files in a row fail, the server is gone: BuildError is raised.
+    A file that cannot be fetched is tried three times more. If 32 files in a row fail, the server
+    is gone: BuildError is raised.
     """
 
-    reads_together = True
+    is_remote = True
 
     def __init__(self, url: str, paths: Keys) -> None:
         self._url, self._paths = url, paths
         self._failures = 0  # in a row
 
-    def read(self, row: int) -> Any:
+    def read(self, row: int) -> bytes | None:
         """Return the content of one file, or raise why it cannot be fetched."""
-        content = self.read_several([row])[0]
-        if isinstance(content, Exception):
-            raise content
-        return content
-
-    def read_several(self, rows: Sequence[int]) -> list[Any]:
-        """Return the content of each file, or why it cannot be fetched. Raises BuildError."""
-        # fsspec keeps one object for each process: one from before a fork does not work.
-        system, _ = file_system(self._url)
-
-        def fetch(row: int) -> Any:
-            path = self._paths[row]
-            try:
-                return retried(lambda: system.cat_file(path)) if path else None
-            except Exception as error:  # noqa: BLE001  # each protocol's library has its own errors
-                return error
-
-        with ThreadPoolExecutor(_AT_A_TIME) as threads:
-            contents = list(threads.map(fetch, rows))
-        failed = [each for each in contents if isinstance(each, Exception) and _may_pass(each)]
-        self._failures = self._failures + len(failed) if len(failed) == len(rows) else 0
-        if self._failures >= _MAX_FAILURES:
+        path = self._paths[row]
+        if not path:
+            return None
+        try:
+            content: bytes = retried(lambda: _system(self._url, os.getpid()).cat_file(path))
+        except Exception as error:  # each protocol's library has its own errors
+            self._failures = self._failures + 1 if _may_pass(error) else 0
+            if self._failures < _MAX_FAILURES:
+                raise
             raise BuildError(
                 f"{self._url}: {self._failures} files in a row cannot be fetched: "
-                f"{describe_error(failed[0])}. Check the connection, then run the same command "
+                f"{describe_error(error)}. Check the connection, then run the same command "
                 "again: it goes on where it stopped.",
                 path=self._url,
-            )
-        return contents
+            ) from error
+        self._failures = 0
+        return content
+
+
+@functools.cache
+def _system(url: str, process: int) -> Any:
+    """Return the file system for a URL, one for all threads of a process."""
+    # fsspec would make one for each thread. One from before a fork does not work.
+    return file_system(url)[0]
 
 
 def read_url(url: str) -> bytes:

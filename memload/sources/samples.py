@@ -4,6 +4,7 @@ import copy
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from PIL import Image
 
-from memload.errors import DecodeError, SourceError
+from memload.errors import BuildError, DecodeError, SourceError
 from memload.sources.columns import Column, Columns, are_splits
 from memload.sources.contents import EXTENSIONS_OF_KIND, Contents, Files, walk
 from memload.sources.matching import match
@@ -19,8 +20,8 @@ from memload.sources.reading import Kind
 from memload.storage.keys import Keys
 from memload.wording import counted, listed
 
-#: Up to so many folders with the same subfolders are parts of a data set. More are classes.
-_MAX_PARTS = 10
+#: Samples that are fetched from a server at a time.
+_AT_A_TIME = 32
 
 
 class Sample(NamedTuple):
@@ -79,9 +80,7 @@ class Source(Columns):
 
     def __getitem__(self, row: int) -> Sample:
         """Return one sample. An exception rejects this one sample."""
-        return self._sample(row, self.images[row])
-
-    def _sample(self, row: int, image: Any) -> Sample:
+        image = self.images[row]
         if image is None:
             raise DecodeError("the image is missing")
         columns = {name: values[row] for name, values in self.values.items()}
@@ -91,16 +90,22 @@ class Source(Columns):
         return {name: each.contents[row] for name, each in self.extras.items() if each.contents}
 
     def several(self, rows: Sequence[int]) -> list[Sample | Exception]:
-        """Return several samples, with errors for bad ones; nothing if that is not faster."""
-        if not self.images.reads_together:
+        """Return several samples, with errors for bad ones; nothing unless they are on a server.
+
+        Raises BuildError if the server is gone.
+        """
+        if not self.images.is_remote:
             return []
-        found: list[Sample | Exception] = []
-        for row, image in zip(rows, self.images.several(rows), strict=True):
-            try:
-                found.append(image if isinstance(image, Exception) else self._sample(row, image))
-            except Exception as error:  # noqa: BLE001  # it may come from code of the user's
-                found.append(error)
-        return found
+        with ThreadPoolExecutor(_AT_A_TIME) as threads:
+            return list(threads.map(self._sample_or_error, rows))
+
+    def _sample_or_error(self, row: int) -> Sample | Exception:
+        try:
+            return self[row]
+        except BuildError:
+            raise
+        except Exception as error:  # noqa: BLE001  # each protocol's library has its own errors
+            return error
 
     # ------------------------------------------------------------------------- what is in memory
 
@@ -268,30 +273,11 @@ def check_labels(source: Source) -> None:
 
 def refuse_splits(source: Source, place: str) -> None:
     """Raise SourceError if the classes are parts of a data set, such as ``train`` and ``val``."""
-    if source.classes and (are_splits(source.classes) or _have_same_subfolders(source)):
-        first, *others = sorted(source.classes, key=lambda name: "train" not in name.lower())
-        how = "Unpack an archive first. Of a table, name classes with --label, rows with --where."
-        if Path(place, first).is_dir():
-            how = f"Build each of them by itself: 'memload build {place}/{first} {first}.bin'"
-            for other in others[:1]:
-                how += f", then 'memload build {place}/{other} {other}.bin --classes {first}.bin'"
-            how += "."
+    if source.classes and are_splits(source.classes):
+        first = max(source.classes, key=lambda name: "train" in name.lower())
         raise SourceError(
             f"The classes would be {listed(source.classes, 5)}: these look like parts of a data "
-            f"set. {how} If they are classes, say --classes {','.join(source.classes)}."
+            f"set. Build folders one by one: 'memload build {place}/{first} {first}.bin', then the "
+            f"others with --classes {first}.bin. Choose rows of a table with --where. If they are "
+            f"classes, say --classes {','.join(source.classes)}."
         )
-
-
-def _have_same_subfolders(source: Source) -> bool:
-    """Return whether the folders that are classes have several subfolders, all of them the same."""
-    below: dict[str, set[str]] = {name: set() for name in source.classes or ()}
-    if not 2 <= len(below) <= _MAX_PARTS:
-        return False
-    for key in source.keys:
-        top, _, rest = key.partition("/")
-        subfolder, slash, _ = rest.partition("/")
-        if top not in below or not slash:
-            return False
-        below[top].add(subfolder)
-    first, *others = below.values()
-    return len(first) > 1 and all(each == first for each in others)

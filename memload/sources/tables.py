@@ -48,7 +48,7 @@ def open_table(path: str | Path, reading: Reading) -> Source:
     {'marks': Column(dtype='<f4', shape=(5, 2), points=True, boxes=False)}
     """
     notes: list[str] = []
-    table = read_table(path, notes)
+    table = read_table(path)
     root: str | Path | None = reading.root
     if root is None:
         root = str(path).rpartition("/")[0] if is_url(path) else Path(path).parent
@@ -180,17 +180,17 @@ def _check_images(path: str | Path, images: Files) -> None:
 # ----------------------------------------------------------------------------------------- reading
 
 
-def read_table(path: str | Path, notes: list[str]) -> dict[str, Sequence[Any]]:
+def read_table(path: str | Path) -> dict[str, Sequence[Any]]:
     """Return the columns of a table. Raises SourceError.
 
     The cells of CSV are texts. `numbers_or_texts` makes numbers of them.
 
-    >>> read_table("pets.csv", [])  # doctest: +SKIP
+    >>> read_table("pets.csv")  # doctest: +SKIP
     {'path': ['1.jpg', '2.jpg'], 'split': ['train', 'train'], 'age': ['3', '5']}
     """
     try:
         with _opened(path) as file:
-            table = table_of(_read_json(file)) if is_json(path) else _read_cells(file, notes)
+            table = table_of(_read_json(file)) if is_json(path) else _read_cells(file)
         if not table:
             raise ValueError("it lists no images, below a line with the names of columns")
     except UnicodeDecodeError as error:
@@ -240,8 +240,8 @@ def table_of(objects: Iterable[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
     return {name: values + [None] * (row + 1 - len(values)) for name, values in table.items()}
 
 
-def _read_cells(file: io.TextIOBase, notes: list[str]) -> dict[str, Sequence[Any]]:
-    """Read CSV, with a line of column names."""
+def _read_cells(file: io.TextIOBase) -> dict[str, Sequence[Any]]:
+    """Read CSV, with a line of column names. One without a name is left out, as pandas' index."""
     first = file.readline()
     reader = csv.reader(
         itertools.chain([first], file),
@@ -251,11 +251,6 @@ def _read_cells(file: io.TextIOBase, notes: list[str]) -> dict[str, Sequence[Any
     )
     header = [name.strip() for name in next(reader, [])]
     _check_header(header)
-    if "" in header:
-        notes.append(
-            "left out a column without a name, as pandas writes for the index; "
-            "to_csv(index=False) leaves it out"
-        )
     rows: list[list[str]] = []
     for row in reader:
         if len(row) != len(header):

@@ -208,8 +208,9 @@ def test_nothing_is_replaced(make_dataset, add_array, tmp_path, name):
     with pytest.raises(FileExistsError, match="exists already"):
         memload.export(index, output, progress=False)
     (tmp_path / "new.exporting").mkdir()
-    with pytest.raises(FileExistsError, match=r"new\.exporting exists: .* Remove it"):
+    with pytest.raises(FileExistsError, match=r"new\.exporting"):
         memload.export(index, tmp_path / "new", progress=False)
+    assert (tmp_path / "new.exporting").is_dir()
 
 
 def test_a_full_disk_leaves_nothing(make_dataset, full_behind, tmp_path):

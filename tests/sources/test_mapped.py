@@ -235,15 +235,3 @@ def test_a_worker_looks_at_samples_which_may_end_it():
         return first_usable(function, keys, num_workers=1, timeout=20)
 
     assert memload.open_source(samples, first_usable=look).schema["x"].dtype == "<i8"
-
-
-def test_several_samples_are_read_at_once_where_a_data_set_can():
-    class Batches(Samples):
-        def __getitems__(self, indices):
-            return [self[index] for index in indices]
-
-    source = memload.DatasetSource(Batches(3, 4, None))
-    first, second, third = source.take(np.array([1, 0, 2])).several([0, 1, 2])
-    assert (first.columns, second.columns) == ({"label": 4}, {"label": 3})
-    assert isinstance(third, memload.DecodeError)
-    assert memload.DatasetSource(Samples(1)).several([0]) == []
