@@ -20,7 +20,7 @@ from memload.building.progress import progress as progress_display
 from memload.building.publish import (
     check_not_read,
     check_output,
-    is_finished,
+    has_index,
     make_index,
     publish,
     publishing,
@@ -202,7 +202,7 @@ def _build(options: Options) -> BuildReport:
         _check_published(options)
         return _published_report(options)
     converted, notes = _build_shards(work), work.source.notes
-    with publishing(folder) as is_left:  # else another process has ended last
+    with publishing(folder) as is_left:  # no: another process ended last and has published
         unfinished = sum(not shard.is_done for shard in work.shards) if is_left else 0
         if is_left and not unfinished:
             notes = _complete(work)
@@ -284,7 +284,7 @@ def _begin(options: Options) -> _Work | None:
     keys = source.keys
     arrays = options.array_files(settings, len(keys))
     plan = plan_of(source, settings, keys, arrays[0].shards[0].rows)
-    if former not in (None, plan) and is_finished(output):
+    if former not in (None, plan) and has_index(output):
         with publishing(folder) as is_left:  # it was killed while it renamed files
             if is_left:
                 publish(output, options.overwrite)
@@ -297,7 +297,7 @@ def _begin(options: Options) -> _Work | None:
     number, count = options.part or (0, 1)
     own = shards[number::count]
     work = _Work(options, source, settings, keys, arrays, shards, own, former is not None)
-    if not is_finished(output):
+    if not has_index(output):
         files = [file.file for array in arrays for file in array.shards]
         check_output(output, files, options.overwrite)
         _check_space(work)
@@ -331,7 +331,7 @@ def _build_shards(work: _Work) -> int:
 
     Shards that another process is at come last. Raises BuildError if it keeps them.
     """
-    if is_finished(work.options.output):
+    if has_index(work.options.output):
         return 0
     if work.is_resumed:
         _go_on(work)
@@ -407,7 +407,7 @@ def _complete(work: _Work) -> list[str]:
                 path=shard.done,
             )
     records = found[0] if len(found) == 1 else np.concatenate(found)
-    if not is_finished(options.output):
+    if not has_index(options.output):
         reasons = {row: reason for shard in work.shards for row, reason in shard.reasons().items()}
         write_ledger(folder / ledger.name, source.keys, reasons)
         _check_rejects(work, reasons)

@@ -126,7 +126,8 @@ class Options(SimpleNamespace):
     def settings(self, source: Source) -> Settings:
         """Return how the records of the opened source are converted.
 
-        The first usable samples are looked at. Raises ValueError, SourceError and DependencyError.
+        Of arrays, masks and data sets in Python, the first usable samples are looked at. Raises
+        ValueError, SourceError and DependencyError.
         """
         settings = self._settings_of_images(source)
         kinds = source.arrays

@@ -151,7 +151,7 @@ def write_ledger(path: Path, keys: Sequence[str], reasons: Mapping[int, str]) ->
     sync(path)
 
 
-def is_finished(output: Path) -> bool:
+def has_index(output: Path) -> bool:
     """Say whether a build has its index, so that only renaming is left to do."""
     index_path, folder, _ = output_paths(output)
     return (folder / index_path.name).exists()
@@ -203,7 +203,7 @@ def remove_leftovers(output: Path) -> None:
     """
     folder = output_paths(output)[1]
     is_left = any(folder.glob("*.done")) and not any(folder.glob("*.bin"))
-    if is_left and not is_finished(output):
+    if is_left and not has_index(output):
         shutil.rmtree(folder, ignore_errors=True)
 
 

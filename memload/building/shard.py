@@ -107,7 +107,7 @@ class Shard:
         try:
             # Whoever had the lock may have renamed the journal, or removed it.
             is_ours = _lock(descriptor, deadline) and _is_open_file(descriptor, self.journal)
-            if self.is_done:  # this has made another journal, between a look and the renaming
+            if self.is_done:  # it became done just before `os.open`, which has made a new journal
                 self.journal.unlink(missing_ok=True)
                 is_ours = False
             if is_ours:
