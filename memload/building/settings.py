@@ -264,5 +264,5 @@ def _to_image(array: np.ndarray) -> Image.Image:
 
 def _any_outside(points: np.ndarray, size: tuple[int, int]) -> bool:
     """Return whether a point of ``(k, 2)`` lies outside a picture of ``size`` (width, height)."""
-    is_inside = (points >= -0.5) & (points < np.array(size) - 0.5)
-    return not bool(is_inside.all())  # NaN is nowhere, and so outside
+    is_outside = (points < -0.5) | (points >= np.array(size) - 0.5)  # a missing one, NaN, is not
+    return bool(is_outside.any())

@@ -54,10 +54,9 @@ def _print_facts(facts: dict[str, Any]) -> None:
 def _array_line(array: dict[str, Any]) -> str:
     """Describe an array: ``mask, 64×64 uint8, 260 rows, 1,069,056 bytes in out.mask.bin``."""
     shape, files = shape_text(array["shape"]), array["files"]
-    named = files[0] if len(files) == 1 else f"{files[0]} to {files[-1]}"
     return (
         f"{array['kind']}, {shape} {array['dtype']}, {counted(array['rows'], 'row')}, "
-        f"{array['bytes']:,} bytes in {named}"
+        f"{array['bytes']:,} bytes in {listed(files, _MOST_ENTRIES)}"
     )
 
 

@@ -18,7 +18,7 @@ from memload.commands.output import echo, print_json
 @click.option("--batch-size", type=click.IntRange(min=1), default=256, help="Samples a batch.")
 @click.option(
     "--images",
-    type=click.Path(file_okay=False),
+    type=click.Path(exists=True, file_okay=False),
     help="Folder that OUT.BIN was built from, to compare with decoding.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -124,7 +124,10 @@ def _read_table(
     names = table.pop(key)
     table.pop(tables.PATH, None)  # the paths beside the names are those of an export
     if label is None:
-        notes.append(f"{path.name} has no column label or class, so labels stay as they are")
+        notes.append(
+            f"{path.name} has no column label or class, so labels stay as they are. "
+            "Name one with --label (label=… in Python)"
+        )
     elif label != "label":
         notes.append(f"the labels are taken from column {label!r}")
         table["label"] = table.pop(label)

@@ -306,7 +306,7 @@ class MemmapDataset(Dataset[Any]):
         if labels is None or not are_numbers or (labels < 0).any():
             found = "no labels" if labels is None else f"{labels.dtype} {labels.shape} as labels"
             raise ValueError(
-                f"{self.path} has {found}, which do not number classes. Give the number of classes "
+                f"{self.path} has {found}, so its classes cannot be counted. Give their number "
                 "yourself."
             )
         return int(labels.max()) + 1 if labels.size else 0

@@ -100,13 +100,15 @@ class SideStream:
 def find_device(device: torch.device | str | None) -> torch.device:
     """Return the device asked for, by default the current CUDA device or else the CPU.
 
-    Raises ValueError for a device that is neither.
+    Raises ValueError for a device that is neither, or for CUDA if torch finds none.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     found = torch.device(device)
     if found.type not in ("cpu", "cuda"):
         raise ValueError(f"device: {str(found)!r} is not supported. Use 'cpu', 'cuda' or 'cuda:1'.")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: torch finds no CUDA device, but {found} was asked for.")
     if found.type == "cuda" and found.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return found

@@ -119,7 +119,7 @@ def test_without_columns_a_sample_is_the_image_alone(write, tmp_path):
     assert repr(dataset).endswith("10 samples of 5×7×3, no columns)")
     assert (dataset.labels, dataset.classes, dataset.class_to_idx) == (None, [], {})
     assert not hasattr(dataset, "targets")
-    with pytest.raises(ValueError, match="has no labels, which do not number classes"):
+    with pytest.raises(ValueError, match="has no labels, so its classes cannot be counted"):
         dataset.num_classes  # noqa: B018
 
 
@@ -139,7 +139,7 @@ def test_labels_without_names_count_classes_if_they_can(write, tmp_path, labels,
     if expected is not None:
         assert dataset.num_classes == dataset[:1].num_classes == expected
     else:
-        with pytest.raises(ValueError, match=r"as labels, which do not number classes"):
+        with pytest.raises(ValueError, match=r"as labels, so its classes cannot be counted"):
             dataset.num_classes  # noqa: B018
 
 
