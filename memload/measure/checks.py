@@ -17,6 +17,9 @@ from memload.machine import available_cores, available_memory, core_limit
 from memload.wording import counted, shape_text, size_text
 
 if TYPE_CHECKING:  # torch may be what is broken
+    from collections.abc import Sequence
+
+    from memload.feeds.feed import SampleArray
     from memload.reading.dataset import MemmapDataset
 
 #: Processes per core from which on others are slowed down.
@@ -131,18 +134,19 @@ def dataset_check(dataset: "MemmapDataset", share_in_ram: float | None) -> Check
     )
 
 
-def share_in_ram(dataset: "MemmapDataset") -> float | None:
-    """Return which share of the rows is in RAM, from a random sample. None: not known.
+def share_in_ram(arrays: "Sequence[SampleArray]") -> float | None:
+    """Return which share of the bytes of all rows is in RAM, from a random sample. None: not known.
 
     Linux does not tell it of files of other users that this process may not write: see mincore(2).
     """
-    shards, rows = dataset.shards, dataset.index.row
-    if any(
-        path.stat().st_uid != os.geteuid() and not os.access(path, os.W_OK) for path in shards.paths
-    ):
+    paths = [path for array in arrays for path in array.shards.paths]
+    if any(path.stat().st_uid != os.geteuid() and not os.access(path, os.W_OK) for path in paths):
         return None
-    chosen = np.random.default_rng(0).choice(rows, min(_ROWS_LOOKED_AT, len(rows)), replace=False)
-    return float(np.mean([_pages_in_ram(shards.row(row)) for row in chosen.tolist()]))
+    shares, count = [], min(_ROWS_LOOKED_AT, len(arrays[0].row))
+    for array in arrays:
+        rows = np.random.default_rng(0).choice(array.row, count, replace=False).tolist()
+        shares.append(np.mean([_pages_in_ram(array.shards.row(row)) for row in rows]))
+    return float(np.average(shares, weights=[array.row_bytes for array in arrays]))
 
 
 def _pages_in_ram(pixels: np.ndarray) -> float:

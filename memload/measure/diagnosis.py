@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch may be what is broken
     from memload.reading.loader import Loader
 
 #: No stage begins after so many seconds, with torch's import, so that all takes at most 30 s.
-_SECONDS = 20.0
+_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _diagnose(
     if step_ms is not None and not 0 < step_ms < float("inf"):
         raise ValueError(f"step_ms must be a positive number of milliseconds, not {step_ms!r}.")
     measurer = LoaderMeasurer(loader, end)
-    share = share_in_ram(loader.dataset)
+    share = share_in_ram(measurer.arrays)
     decoding = None if images is None else measurer.decoding(Path(images))
     times = measurer.measure(share)
     return Diagnosis(
@@ -119,7 +119,7 @@ def _diagnose(
         judge(times, step_ms),
         None if decoding is None else decoding / times.loader,
         step_ms,
-        loader.batch_size,
+        measurer.batch_size,
     )
 
 
@@ -145,13 +145,16 @@ def examine(
 def _training_loader(path: str, batch_size: int) -> "Loader":
     """Return a Loader that shuffles, with ``transforms.train`` for 224 pixels or what fits.
 
-    Images of integers other than uint8 have no transform, since that one refuses them.
+    The samples of a data set smaller than a batch come several times. Images of integers other than
+    uint8 have no transform, since that one refuses them.
     """
     from memload.reading.dataset import MemmapDataset
     from memload.reading.loader import Loader
     from memload.transforms import train
 
     dataset = MemmapDataset(path)
+    if 0 < len(dataset) < batch_size:
+        dataset = dataset.subset(np.arange(batch_size) % len(dataset))
     dtype, (channels, height, width) = np.dtype(dataset.shards.array.descr), dataset.shape
     statistics: dict[str, Any] = {} if channels == 3 else {"mean": [0.5], "std": [0.5]}
     is_image = dtype == np.uint8 or dtype.kind == "f"

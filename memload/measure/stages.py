@@ -68,7 +68,9 @@ class LoaderMeasurer:
         if not len(loader):
             raise ValueError("The Loader has no batches. Give it samples, or a smaller batch_size.")
         self._loader, self._end = loader, end
-        self._arrays = samples_of(loader.dataset, loader._names.ordered)
+        #: as the Loader has it: an epoch may be smaller than a batch
+        self.batch_size = min(loader.batch_size, loader._num_samples)
+        self.arrays = samples_of(loader.dataset, loader._names.ordered)
         self.stages: list[Stage] = []
 
     def decoding(self, images: Path) -> float | None:
@@ -87,7 +89,7 @@ class LoaderMeasurer:
         self._sample = self._read_into_ram()
         self._feed: Any = loader._given_feed
         if self._feed == "auto":
-            self._feed = expected_feed(self._arrays, loader.device, loader._cache_bytes)
+            self._feed = expected_feed(self.arrays, loader.device, loader._cache_bytes)
         name, num_threads = f"your Loader, {self._feed}", None
         if self._feed in ("cpu", "pinned"):
             num_threads = loader.num_threads
@@ -145,7 +147,7 @@ class LoaderMeasurer:
                     torch.cuda.synchronize(self._loader.device)
                 rates.append(images / (time.perf_counter() - start))
         images_s = statistics.median(rates)
-        ms = 1000 * self._loader.batch_size / images_s
+        ms = 1000 * self.batch_size / images_s
         self.stages.append(Stage(name, images_s, ms))
         return ms
 
@@ -156,7 +158,7 @@ class LoaderMeasurer:
 
         Its samples come again and again, so that an epoch is long.
         """
-        loader, size = self._loader, self._loader.batch_size
+        loader, size = self._loader, self.batch_size
         settings: dict[str, Any] = {
             "columns": loader._names.ordered,
             "device": loader.device,
@@ -181,7 +183,7 @@ class LoaderMeasurer:
 
     def _copy_to_gpu(self) -> Work:
         """Copy batches from page-locked memory, many before the GPU is waited for."""
-        source = self._arrays[0].empty(self._loader.batch_size, "cpu", pin_memory=True)
+        source = self.arrays[0].empty(self.batch_size, "cpu", pin_memory=True)
         target = torch.empty_like(source, device=self._loader.device)
         while True:
             for _ in range(32):
@@ -196,7 +198,7 @@ class LoaderMeasurer:
 
         What a slow disk does not read soon is left out.
         """
-        dataset, array, size = self._loader.dataset, self._arrays[0], self._loader.batch_size
+        dataset, array, size = self._loader.dataset, self.arrays[0], self.batch_size
         order = np.argsort(array.row)[: max(size, _SAMPLE_BYTES // array.row_bytes)]
         start, end = 0, time.monotonic() + _WARMING_SECONDS
         while start < len(order) and time.monotonic() < end:
@@ -224,12 +226,13 @@ class LoaderMeasurer:
     ) -> tuple[float | None, float]:
         """Return what reading a batch takes now, and after the first epoch. None: not known.
 
-        ``cold_ms`` is what it takes if no row is in RAM, None if it could not be measured. Of a
-        batch, only the images count. In later epochs, what does not fit in RAM is read again.
+        ``cold_ms`` is what the images take if no row is in RAM, None if it could not be measured.
+        Other arrays take as long per byte. In later epochs, what does not fit in RAM is read again.
         """
         if cold_ms is None:
             return (0.0 if share_in_ram == 1 else None), 0.0
-        used = sum(len(array.used_rows) * array.row_bytes for array in self._arrays)
+        cold_ms *= sum(array.row_bytes for array in self.arrays) / self.arrays[0].row_bytes
+        used = sum(len(array.used_rows) * array.row_bytes for array in self.arrays)
         room = available_memory() or 0
         if self._feed in ("dma", "disk"):
             room = ram_budget(self._loader._cache_bytes)

@@ -65,7 +65,7 @@ def judge(times: BatchTimes, step_ms: float | None = None) -> Verdict:
     'Reading the disk bounds training: 81 ms per batch, so the model waits 27 ms of each step.'
     """
     data_ms, wait_ms = times.data(times.disk or 0.0), None
-    bound, remedy = _slowest(times)
+    bound, remedy = _slowest(times, step_ms or times.loader)
     sentence = (
         f"A batch is there after {_ms(data_ms)}, and a model that takes longer does not wait: "
         f"{_NAMES[bound]} takes longest."
@@ -93,7 +93,7 @@ def judge(times: BatchTimes, step_ms: float | None = None) -> Verdict:
     return Verdict(bound, sentence, remedy, data_ms, wait_ms)
 
 
-def _slowest(times: BatchTimes) -> tuple[Bound, str]:
+def _slowest(times: BatchTimes, step_ms: float) -> tuple[Bound, str]:
     """Return what takes longest of making a batch, and what to do about it."""
     if times.disk is not None and times.disk > times.loader:
         later = _ms(times.data(times.disk_later))
@@ -106,9 +106,13 @@ def _slowest(times: BatchTimes) -> tuple[Bound, str]:
             "That is so in the first epoch only: then all rows are in RAM, and data is there after "
             f"{later}. A local NVMe disk shortens the first one."
         )
-    enough = _NOISE * min(times.with_threads.values(), default=times.loader)
-    if times.with_threads and (times.num_threads == 0 or times.loader > enough):
-        threads = min(count for count, ms in times.with_threads.items() if ms <= enough)
+    own, with_threads = times.loader, dict(times.with_threads)
+    if times.num_threads == 0:  # the model waits for a batch, and the batch for the model
+        own += step_ms
+        with_threads = {count: max(ms, step_ms) for count, ms in with_threads.items()}
+    enough = _NOISE * min(with_threads.values(), default=own)
+    if own > enough:
+        threads = min(count for count, ms in with_threads.items() if ms <= enough)
         return (
             "threads",
             f"Use num_threads={threads}: {_ms(times.with_threads[threads])} per batch.",

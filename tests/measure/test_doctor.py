@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import memload
 from memload.cli import main
 from memload.measure import checks, stages
+from memload.reading.pipeline import samples_of
 
 
 def run_doctor(*arguments):
@@ -211,10 +212,11 @@ def test_a_libjpeg_without_turbo_is_noted(monkeypatch):
 
 def test_the_share_in_ram_is_not_known_of_files_of_others(make_dataset, monkeypatch):
     dataset = memload.MemmapDataset(make_dataset().path)
-    assert checks.share_in_ram(dataset) == 1
+    arrays = samples_of(dataset, dataset.sample_names)
+    assert checks.share_in_ram(arrays) == 1
     monkeypatch.setattr(checks.os, "geteuid", lambda: 12345)
     monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
-    assert checks.share_in_ram(dataset) is None
+    assert checks.share_in_ram(arrays) is None
 
 
 # -------------------------------------------------------------------------------------- bad input
@@ -285,3 +287,9 @@ def test_errors_of_a_transform_are_raised(output):
 )
 def test_wrong_usage_is_status_2(arguments):
     assert run_doctor(*arguments).exit_code == 2
+
+
+def test_a_batch_is_no_larger_than_the_epoch_of_a_loader(output):
+    found = memload.diagnose(memload.Loader(output, 10**6), step_ms=1e5)
+    assert found.batch_size == 12
+    assert found.verdict.bound == "model"

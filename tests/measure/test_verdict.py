@@ -106,3 +106,9 @@ def test_a_disk_that_could_not_be_measured_is_told():
     times = BatchTimes(6, disk=None)
     assert "The disk was not measured" in judge(times, 54).remedy
     assert "The disk was not measured" not in judge(BatchTimes(6), 54).remedy
+
+
+def test_threads_that_gain_little_are_not_the_bound_of_a_loop_that_makes_its_own_batches():
+    times = BatchTimes(188, without_transform=1, num_threads=0, with_threads={1: 190, 2: 184})
+    assert judge(times, 10).bound == "transform"
+    assert judge(times, 180).bound == "threads"
