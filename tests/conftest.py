@@ -344,11 +344,13 @@ class Held(NamedTuple):
         """Describe what is held now but was not held then, after a collection of garbage."""
         if not self._more():
             return []
-        gc.collect()  # only now: with torch loaded it takes longer than most tests
         deadline = time.monotonic() + patience  # for processes that have been told to end
-        while (more := self._more()) and time.monotonic() < deadline:
+        while True:
+            gc.collect()  # only now: with torch loaded it takes longer than most tests
+            more = self._more()
+            if not more or time.monotonic() > deadline:
+                return more
             time.sleep(0.05)
-        return more
 
     def _more(self):
         now = Held.now()
