@@ -79,8 +79,8 @@ class _BuildCommand(click.Command):
 )
 @click.option(
     "--points", type=values.optionally_named, metavar="NAME[=COLUMN|PATTERN]", **values.PAIRS,
-    help="Column of lists of x, y. Or patterns for columns of numbers, such as 'marks=x*,y*'. "
-    "Repeatable."
+    help="Column of lists of x, y. Or a pattern for columns of numbers, such as 'marks=x*,y*', or "
+    "'marks=part_*' for x, y, x, y, …. Repeatable."
 )
 @click.option(
     "--boxes", type=values.optionally_named, metavar="NAME[=COLUMN|PATTERN]", **values.PAIRS,

@@ -68,7 +68,7 @@ class LoaderMeasurer:
         if not len(loader):
             raise ValueError("The Loader has no batches. Give it samples, or a smaller batch_size.")
         self._loader, self._end = loader, end
-        #: as the Loader has it: an epoch may be smaller than a batch
+        #: of the batches that the Loader really makes: an epoch may be smaller than one
         self.batch_size = min(loader.batch_size, loader._num_samples)
         self.arrays = samples_of(loader.dataset, loader._names.ordered)
         self.stages: list[Stage] = []
@@ -94,23 +94,25 @@ class LoaderMeasurer:
         if self._feed in ("cpu", "pinned"):
             num_threads = loader.num_threads
             name += f", {counted(num_threads, 'thread')}"
-        own_ms, without = self._measure(name, self._load()), None
+        own_ms, without = self._measure(name, self._iterate()), None
         if loader.transform is not None:
-            work = self._load(transform=None)
+            work = self._iterate(transform=None)
             without = self._measure("the same without its transform", work)
         counts = [n for n in (1, 2, 4, 8) if n == 1 or n <= available_cores()]
         more = [n for n in counts if num_threads is not None and n > num_threads]
         with_threads = {
-            n: self._try(f"Loader, {self._feed}, {counted(n, 'thread')}", self._load(num_threads=n))
+            n: self._try(
+                f"Loader, {self._feed}, {counted(n, 'thread')}", self._iterate(num_threads=n)
+            )
             for n in more
         }
         for n in counts:
-            work = self._load(device="cpu", feed="cpu", transform=None, num_threads=n)
+            work = self._iterate(device="cpu", feed="cpu", transform=None, num_threads=n)
             self._try(f"gathering, {counted(n, 'thread')}", work)
         if loader.device.type == "cuda":
             self._try("copy to the GPU", self._copy_to_gpu())
             for feed in ("resident", "dma", "pinned"):
-                self._try(f"feed {feed}, no transform", self._load(feed=feed, transform=None))
+                self._try(f"feed {feed}, no transform", self._iterate(feed=feed, transform=None))
         disk_ms, disk_later_ms = self._disk_times(cold_ms, share_in_ram)
         return BatchTimes(
             loader=own_ms,
@@ -153,8 +155,8 @@ class LoaderMeasurer:
 
     # ------------------------------------------------------------------------------------- stages
 
-    def _load(self, **options: Any) -> Work:
-        """Iterate over a Loader with these options, else with those of the user's.
+    def _iterate(self, **options: Any) -> Work:
+        """Iterate over another Loader, with these options and else with those of the user's.
 
         Its samples come again and again, so that an epoch is long.
         """
@@ -171,15 +173,15 @@ class LoaderMeasurer:
         if settings["feed"] in ("dma", "disk"):
             settings["cache_bytes"] = self._bytes_to_hold()
         samples = self._sample.subset(np.arange(_BATCHES * size) % len(self._sample))
-        like = Loader(samples, size, shuffle=True, rank=0, num_replicas=1, **settings)
+        other = Loader(samples, size, shuffle=True, rank=0, num_replicas=1, **settings)
         end = time.monotonic() + _FILL_SECONDS
-        while (counts := like.feed.counts) and counts.rows_held < counts.rows_to_hold:
+        while (counts := other.feed.counts) and counts.rows_held < counts.rows_to_hold:
             if time.monotonic() > end:
                 break
             time.sleep(0.02)
-        batches = chain.from_iterable(repeat(like))
-        while True:  # those of several threads arrive together
-            yield sum(len(batch[0]) for batch in islice(batches, max(1, like.num_threads)))
+        batches = chain.from_iterable(repeat(other))
+        while True:  # batches of several threads arrive together
+            yield sum(len(batch[0]) for batch in islice(batches, max(1, other.num_threads)))
 
     def _copy_to_gpu(self) -> Work:
         """Copy batches from page-locked memory, many before the GPU is waited for."""

@@ -66,28 +66,29 @@ def judge(times: BatchTimes, step_ms: float | None = None) -> Verdict:
     """
     data_ms, wait_ms = times.data(times.disk or 0.0), None
     bound, remedy = _slowest(times, step_ms or times.loader)
-    sentence = (
-        f"A batch is there after {_ms(data_ms)}, and a model that takes longer does not wait: "
-        f"{_NAMES[bound]} takes longest."
-    )
+    # Without threads, nothing is made while the model is at work.
+    is_ahead = times.num_threads != 0
     if step_ms is not None:
-        # Without threads, nothing is made while the model is at work.
-        wait_ms = data_ms if times.num_threads == 0 else max(0.0, data_ms - step_ms)
+        wait_ms = max(0.0, data_ms - step_ms) if is_ahead else data_ms
+    if step_ms is None or wait_ms is None:
+        waits = "a model that takes longer does not wait" if is_ahead else "the model waits for it"
+        sentence = (
+            f"A batch is there after {_ms(data_ms)}, and {waits}: {_NAMES[bound]} takes longest."
+        )
+    elif wait_ms > _NEGLIGIBLE * step_ms:
         sentence = (
             f"{_NAMES[bound]} bounds training: {_ms(data_ms)} per batch, so the model waits "
             f"{_ms(wait_ms)} of each step."
         )
-        if wait_ms <= _NEGLIGIBLE * step_ms:
-            bound, remedy = "model", "Loading is fast enough."
-            sentence = (
-                f"The model bounds training: it takes {_ms(step_ms)} per batch, and data is there "
-                f"after {_ms(data_ms)}."
-            )
-            if not times.is_on_gpu:
-                most = _ms(step_ms + times.loader)
-                remedy += (
-                    f" A model on the CPU shares the cores with it: a step takes up to {most}."
-                )
+    else:
+        bound, remedy = "model", "Loading is fast enough."
+        sentence = (
+            f"The model bounds training: it takes {_ms(step_ms)} per batch, and data is there "
+            f"after {_ms(data_ms)}."
+        )
+        if not times.is_on_gpu:
+            most = _ms(step_ms + times.loader)
+            remedy += f" A model on the CPU shares the cores with it: a step takes up to {most}."
     if times.disk is None:
         remedy += " The disk was not measured: rows that are not in RAM take longer."
     return Verdict(bound, sentence, remedy, data_ms, wait_ms)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memload.errors import SourceError
-from memload.sources.archives import below_shared, is_hidden, labelled
+from memload.sources.archives import below_shared, is_hidden, labelled, relative
 from memload.sources.columns import Columns, label_among
 from memload.sources.contents import EXTENSIONS, EXTENSIONS_OF_KIND, Ranges, file_labels
 from memload.sources.reading import Kind, Reading
@@ -237,7 +237,7 @@ def _members(path: Path, file: Any) -> Iterator[_Member]:
                 is_file = member.isreg() and not member.issparse()
                 if is_file or member.issym() or member.islnk():
                     size = member.size if is_file else -1
-                    yield _Member(_relative(member.name), member.offset_data, size)
+                    yield _Member(relative(member.name), member.offset_data, size)
                 while plain := _plain_file(file.fileno(), tar.offset):
                     yield plain
                     tar.offset = plain.start + _padded(plain.size)
@@ -257,11 +257,6 @@ def _members(path: Path, file: Any) -> Iterator[_Member]:
             f"--ignore-zeros -xf {path}', and build the folder.",
             path=path,
         )
-
-
-def _relative(name: str) -> str:
-    """Return a name without ``./``, ``../`` and a leading ``/``."""
-    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
 
 
 def _plain_file(descriptor: int, offset: int) -> _Member | None:
@@ -288,7 +283,7 @@ def _plain_file(descriptor: int, offset: int) -> _Member | None:
             name = header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
             # A byte at 345 begins the first part of a long name, one at 135 ends a long size.
             is_plain = header[345] == 0 and header[135] in b" \0" and not name.endswith("/")
-            return _Member(_relative(name), start, size) if is_plain else None
+            return _Member(relative(name), start, size) if is_plain else None
         extended = os.pread(descriptor, min(size, _BLOCK_BYTES), start)
         if size > _BLOCK_BYTES or any(key in extended for key in _NOT_PLAIN):
             return None

@@ -239,7 +239,7 @@ def test_measuring_that_fails_is_a_line_after_all_checks(output, monkeypatch):
     def fail(*ignored):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 3 GiB.")
 
-    monkeypatch.setattr(stages.LoaderMeasurer, "_load", fail)
+    monkeypatch.setattr(stages.LoaderMeasurer, "_iterate", fail)
     done = run_doctor(output)
     assert done.exit_code == 1
     assert check_of(done.stdout, "measuring").endswith("CUDA out of memory.")

@@ -112,3 +112,8 @@ def test_threads_that_gain_little_are_not_the_bound_of_a_loop_that_makes_its_own
     times = BatchTimes(188, without_transform=1, num_threads=0, with_threads={1: 190, 2: 184})
     assert judge(times, 10).bound == "transform"
     assert judge(times, 180).bound == "threads"
+
+
+def test_without_threads_a_model_waits_for_each_batch():
+    assert "and the model waits for it" in judge(BatchTimes(6, num_threads=0)).sentence
+    assert "a model that takes longer does not wait" in judge(BatchTimes(6)).sentence
