@@ -21,7 +21,17 @@ from typing import Any
 
 import memload
 from benchmarks.figures import cell, table
-from benchmarks.harness import HERE, Child, Way, choose, divide, figures, made, measure, spread
+from benchmarks.harness import (
+    HERE,
+    Child,
+    Way,
+    choose,
+    divide,
+    figures,
+    measure,
+    prepared_ways,
+    spread,
+)
 
 #: In a process of a checkout.
 ways: dict[str, Way] = {}
@@ -31,7 +41,7 @@ def prepare(module: str, words: list[str], temporary: str) -> tuple[str, list[st
     """Prepare a benchmark; return where memload is, the names of the ways, and how many rounds."""
     benchmarks = importlib.import_module(f"benchmarks.{module}").BENCHMARKS
     _, benchmark, given = choose(benchmarks, words)
-    ways.update(made(benchmark, given, temporary))
+    ways.update(prepared_ways(benchmark, given, temporary))
     return str(Path(memload.__file__).parents[1]), list(ways), given.rounds
 
 

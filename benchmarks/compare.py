@@ -51,9 +51,9 @@ from benchmarks.harness import (
     Child,
     ChildError,
     Way,
-    chosen,
     cpu_seconds,
     move,
+    named_ways,
     rate_behind,
     run,
 )
@@ -420,7 +420,7 @@ def ways(options: Any, folder: Path) -> dict[str, Way]:
     FACTS["pictures"] = "given" if options.images else "made"
     FACTS["different"], FACTS["images"] = write_pictures(options, folder), options.count
     found = {}
-    for name, (title, workers) in chosen(NAMES, options.only).items():
+    for name, (title, workers) in named_ways(NAMES, options.only).items():
         count = 3 * options.batch * CORES if CONTENDERS[title].decodes else options.count
         found[name] = start(title, options, str(folder), count, options.batch, workers)
     return found

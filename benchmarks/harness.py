@@ -76,7 +76,7 @@ def run(benchmarks: Mapping[str, Benchmark]) -> None:
     """
     name, benchmark, given = choose(benchmarks, sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="memload-benchmark-") as temporary:
-        found = measure(made(benchmark, given, temporary), given.rounds)
+        found = measure(prepared_ways(benchmark, given, temporary), given.rounds)
     if os.environ.get("RANK", "0") != "0":  # set by torchrun; rank 0 records
         return
     values = {option: getattr(given, option) for option in benchmark.options}
@@ -104,7 +104,9 @@ def choose(
     return name, benchmarks[name], parse_options(options, benchmarks[name].quick, rest)
 
 
-def made(benchmark: Benchmark, given: argparse.Namespace, temporary: str) -> dict[str, Way]:
+def prepared_ways(
+    benchmark: Benchmark, given: argparse.Namespace, temporary: str
+) -> dict[str, Way]:
     """Return the ways, once their data is there."""
     folder = given.data or Path(temporary)
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +136,7 @@ def parse_options(
     return argparse.Namespace(**options | (quick if given["quick"] else {}) | given)
 
 
-def chosen(ways: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+def named_ways(ways: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """Return the ways whose names contain one of the words of ``--only``; without words, all."""
     found = {
         name: way

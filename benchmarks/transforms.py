@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Benchmark, Way, chosen, rate, run
+from benchmarks.harness import Benchmark, Way, named_ways, rate, run
 from memload import transforms
 from memload.transforms import recipes
 
@@ -116,7 +116,7 @@ def repeated(call: Callable[[], Any], batch: int, repeats: int) -> int:
 def ways(options: Any, folder: Path) -> dict[str, Way]:
     """Return what is called, again and again."""
     batch, ours = options.batch, of_memload(options.batch)
-    calls = chosen(ours | of_others(batch), options.only)
+    calls = named_ways(ours | of_others(batch), options.only)
     found: dict[str, Way] = {}
     for name, call in calls.items():
         repeats = SAMPLES_PER_PLAN // batch if IS_CUDA and name in ours else 1
